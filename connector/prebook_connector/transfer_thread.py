@@ -1,0 +1,281 @@
+"""The one thread of a worker that owns its NIXL agent.
+
+Every NIXL call happens here: NIXL is not thread-safe by default, and its own progress thread (whose polling interval
+cannot be set from Python) would burn a core even when nothing moves. The engine's main thread only hands over small
+calls (:meth:`TransferThread.submit`) and picks results up; it never waits for the network.
+
+Polling: while transfers are open every ``active_poll_seconds``; when idle, ever more rarely up to
+``idle_poll_seconds``. A submitted call wakes the thread at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from prebook_connector.book_side import BookSide
+from prebook_connector.peers import Peer, PeerTable
+from prebook_connector.ports import Link, PeerSpec, Recorder
+from prebook_connector.protocol import (
+    AnyMessage,
+    Bye,
+    Cancel,
+    CancelAck,
+    Commit,
+    Fail,
+    Heartbeat,
+    Progress,
+    ProtocolError,
+    Register,
+    decode,
+)
+from prebook_connector.push_side import PushSide
+
+
+class Fence(Protocol):
+    """Something on the device that a step's KV writes precede (a CUDA event)."""
+
+    def query(self) -> bool:
+        """Whether the device has passed it; never blocks."""
+        ...
+
+
+T = TypeVar("T")
+ASK_SECONDS = 30.0
+
+Settled = Sequence[tuple[str, int]]
+"""(request id, tokens whose KV is final)."""
+
+
+class Core:
+    """What one turn of the thread does; synchronous and without a thread, so that tests can drive it."""
+
+    def __init__(
+        self, *, link: Link, peers: PeerTable, push: PushSide | None, book: BookSide | None, recorder: Recorder
+    ) -> None:
+        self.link = link
+        self.peers = peers
+        self.push = push
+        self.book = book
+        self.recorder = recorder
+        self.draining = False
+        self._fences: deque[tuple[Fence | None, Settled]] = deque()
+        self._dying: dict[str, Peer] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is open that polling can advance."""
+        return bool(self._fences or self._dying or (self.push and self.push.busy) or (self.book and self.book.busy))
+
+    def settle(self, fence: Fence | None, settled: Settled) -> None:
+        """``settled`` holds once ``fence`` has passed (None: it has). Fences pass in the order in which they came."""
+        self._fences.append((fence, settled))
+
+    def set_peers(self, specs: Sequence[PeerSpec], now: float) -> None:
+        """The dispatcher's current list of peer engines."""
+        for peer in self.peers.set_desired(specs, now):
+            self._kill(peer, now)
+
+    def drained(self, request_ids: Sequence[str]) -> bool:
+        """Whether no WRITE reads these requests' blocks."""
+        return self.push is None or not any(self.push.reading(request_id) for request_id in request_ids)
+
+    def sever(self, request_ids: Sequence[str], now: float) -> None:
+        """These requests' blocks are about to be overwritten under open WRITEs: cut the connections that they use."""
+        if self.push is None:
+            return
+        for engine_id in {self.push.reading(request_id) for request_id in request_ids} - {None}:
+            assert engine_id is not None
+            self.push.sever(engine_id, now)
+            if (peer := self.peers.peers.get(engine_id)) is not None:
+                self.peers.disconnect(peer)
+            self.recorder.count("fence_timeouts")
+
+    def drain(self) -> None:
+        """Tells peers that this engine goes away; what is open goes on to its end."""
+        self.draining = True
+        if self.push is not None:
+            self.push.draining = True
+        if self.book is not None:
+            self.book.draining = True
+        self.peers.say_bye()
+
+    def turn(self, now: float) -> bool:
+        """One round of everything that may be due. True while something is under way."""
+        handshaking = self.peers.connect(now)
+        for agent, payload in self.link.notifications():
+            self._receive(agent, payload, now)
+        if self.push is not None:
+            while self._fences and (self._fences[0][0] is None or self._fences[0][0].query()):
+                for request_id, tokens in self._fences.popleft()[1]:
+                    self.push.settle(request_id, tokens, now)
+            self.push.step(now)
+        if self.book is not None:
+            self.book.step(now)
+        for peer in self.peers.expired(now):
+            self._kill(peer, now)
+        self._bury(now)
+        self.peers.beat(now, self._held())
+        return handshaking or self.busy
+
+    def _held(self) -> dict[str, list[str]]:
+        held = self.push.held_with() if self.push is not None else {}
+        if self.book is not None:
+            held = {**held, **self.book.held_with()}
+        return held
+
+    def _kill(self, peer: Peer, now: float) -> None:
+        """The peer's process is gone: end everything with it, then forget it."""
+        if self.book is not None:
+            self.book.on_dead(peer, now)
+        if self.push is not None:
+            self.push.on_dead(peer, now)
+        self._dying[peer.spec.engine_id] = peer
+
+    def _bury(self, now: float) -> None:
+        for engine_id, peer in list(self._dying.items()):
+            if self.push is None or not self.push.writes_to(engine_id):
+                del self._dying[engine_id]
+                self.peers.forget(peer)
+
+    def _receive(self, agent: str, payload: bytes, now: float) -> None:
+        try:
+            message = decode(payload)
+        except ProtocolError as error:
+            self.recorder.count("bad_messages", (error.kind,))
+            return
+        peer = self.peers.by_agent(agent)
+        if peer is not None and isinstance(message, Heartbeat | Register):
+            first = self.peers.heard(peer, now=now, at=message.at, echo=message.echo)
+            if first or message.echo == 0.0:
+                # It does not hold our clock yet, and until it does the side that writes has no lease.
+                self.peers.beat(now, self._held(), force=peer)
+        elif peer is not None:
+            peer.clock.heard_at = now
+        handle = self._for_prefill if self.push is not None else self._for_decode
+        if not handle(agent, peer, message, now):
+            self.recorder.count("bad_messages", ("wrong_role",))
+
+    def _for_prefill(self, agent: str, peer: Peer | None, message: AnyMessage, now: float) -> bool:
+        """Handles what decode says; False when prefill cannot be meant."""
+        assert self.push is not None
+        match message:
+            case Register():
+                self.push.on_register(agent, message, now)
+            case Cancel():
+                self.push.on_cancel(agent, message.transfer_id, now)
+            case Heartbeat():
+                if peer is not None:
+                    self.push.on_held(peer, message.at, message.transfer_ids, now)
+            case Bye():
+                pass
+            case _:
+                return False
+        return True
+
+    def _for_decode(self, agent: str, peer: Peer | None, message: AnyMessage, now: float) -> bool:
+        """Handles what prefill says; False when decode cannot be meant."""
+        assert self.book is not None
+        match message:
+            case Progress():
+                self.book.on_progress(agent, message)
+            case Commit():
+                self.book.on_commit(agent, message, now)
+            case Fail():
+                self.book.on_fail(agent, message, now)
+            case CancelAck():
+                self.book.on_ack(agent, message.transfer_id, now)
+            case Bye():
+                if peer is not None:
+                    self.book.on_bye(peer)
+            case Heartbeat():
+                pass
+            case _:
+                return False
+        return True
+
+
+class TransferThread:
+    """Drives a :class:`Core` on a thread of its own."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        active_poll_seconds: float,
+        idle_poll_seconds: float,
+        prepare: Callable[[], None],
+        on_error: Callable[[BaseException, str], None],
+        name: str,
+    ) -> None:
+        self.core = core
+        self._active = active_poll_seconds
+        self._idle = idle_poll_seconds
+        self._prepare = prepare
+        self._on_error = on_error
+        self._inbox: deque[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = deque()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def submit(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Has ``call`` made on the thread, soon, in order."""
+        self._inbox.append((call, args, kwargs))
+        self._wake.set()
+
+    def ask(self, call: Callable[..., T], *args: Any) -> T:
+        """Has ``call`` made on the thread and waits for its result (for the rare moments when the engine must know)."""
+        answer: Future[T] = Future()
+
+        def make() -> None:
+            try:
+                answer.set_result(call(*args))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self.submit(make)
+        return answer.result(timeout=ASK_SECONDS)
+
+    def depth(self) -> int:
+        """Calls that wait to be made."""
+        return len(self._inbox)
+
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout: float) -> None:
+        """Ends the thread; says nothing to peers (their leases and this process's end do)."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        self._prepare()
+        pause = self._active
+        while not self._stop.is_set():
+            self._wake.clear()
+            busy = self._turn()
+            pause = self._active if busy else min(self._idle, max(pause, 0.001) * 1.5)
+            self._wake.wait(pause)
+
+    def _turn(self) -> bool:
+        while self._inbox:
+            call, args, kwargs = self._inbox.popleft()
+            try:
+                call(*args, **kwargs)
+            except Exception as error:  # the thread must outlive any single transfer
+                self._on_error(error, getattr(call, "__name__", "call"))
+        try:
+            return self.core.turn(time.monotonic())
+        except Exception as error:  # reported, counted, and retried: its state is still there
+            self._on_error(error, "turn")
+            return True

@@ -1,0 +1,416 @@
+"""The worker side of the connector: hands each step to the transfer thread and brings its results back.
+
+Runs on the engine's main thread and never waits for the network, with two bounded exceptions: the preemption fence
+(before blocks are overwritten) and a millisecond's wait for results in a step that computes nothing, where the engine
+would otherwise sleep for a millisecond and then look.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+from prebook_connector.book_side import BookSide, Outcome
+from prebook_connector.control import ControlError, ControlServer
+from prebook_connector.metadata import PrebookMetadata
+from prebook_connector.nixl_link import NixlLink, fetch_payloads
+from prebook_connector.peers import PeerTable
+from prebook_connector.ports import PeerSpec
+from prebook_connector.push_side import PushSettings, PushSide
+from prebook_connector.recorder import MemoryRecorder
+from prebook_connector.settings import ConnectorSettings
+from prebook_connector.timeline import Timeline
+from prebook_connector.transfer_thread import Core, Fence, TransferThread
+from prebook_connector.upstream import DataPath
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
+
+IDLE_STEP_WAIT_SECONDS = 0.001
+FENCE_SECONDS = 2.0
+FETCH_THREADS = 8
+SAMPLE_EVERY = 16
+"""With ``verify: sample``, one transfer in this many is checked (chosen by its first block id)."""
+
+
+class Results:
+    """Outcomes on their way from the transfer thread to the engine, each known id at most once.
+
+    The EngineCore dies of an id that it does not wait for, so only ids that were handed out by :meth:`expect_sending`
+    and :meth:`expect_recving` pass, and only once.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._sending: set[str] = set()
+        self._recving: set[str] = set()
+        self._sent: set[str] = set()
+        self._outcomes: deque[Outcome] = deque()
+
+    def expect_sending(self, request_id: str) -> None:
+        """The scheduler keeps this request's blocks until it is reported."""
+        with self._condition:
+            self._sending.add(request_id)
+
+    def expect_recving(self, request_id: str) -> None:
+        """The scheduler waits for this request's KV."""
+        with self._condition:
+            self._recving.add(request_id)
+
+    def sent(self, request_id: str) -> None:
+        """Prefill's blocks are free."""
+        with self._condition:
+            if request_id in self._sending:
+                self._sending.remove(request_id)
+                self._sent.add(request_id)
+                self._condition.notify()
+
+    def received(self, outcome: Outcome) -> None:
+        """Decode's booking has ended."""
+        with self._condition:
+            if outcome.request_id in self._recving:
+                self._recving.remove(outcome.request_id)
+                self._outcomes.append(outcome)
+                self._condition.notify()
+
+    def take(self, wait_seconds: float) -> tuple[KVConnectorTransferResults, set[int]]:
+        """Results and invalid block ids since the last call; waits a moment for some when something is open."""
+        with self._condition:
+            if wait_seconds and not self._sent and not self._outcomes and (self._sending or self._recving):
+                self._condition.wait(wait_seconds)
+            results = KVConnectorTransferResults()
+            invalid: set[int] = set()
+            results.finished_sending, self._sent = self._sent, set()
+            while self._outcomes:
+                outcome = self._outcomes.popleft()
+                results.finished_recving.add(outcome.request_id)
+                if outcome.failed:
+                    results.failed_recving.add(outcome.request_id)
+                invalid.update(outcome.invalid_blocks)
+            return results, invalid
+
+
+class PrebookWorker:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        engine_id: str,
+        kv_cache_config: KVCacheConfig,
+        *,
+        settings: ConnectorSettings,
+        recorder: MemoryRecorder,
+    ) -> None:
+        self._settings = settings
+        self._recorder = recorder
+        self._engine_id = engine_id
+        self._is_prefill = vllm_config.kv_transfer_config.kv_role == "kv_producer"
+        self._place = _side_channel(vllm_config)
+        parallel = vllm_config.parallel_config
+        self._data = DataPath(vllm_config, engine_id, kv_cache_config, model_revision=settings.model_revision)
+        self._pp_rank = parallel.rank // parallel.tensor_parallel_size % parallel.pipeline_parallel_size
+        self._rank = self._pp_rank * self._data.world_size + self._data.tp_rank
+        self._socket_name = f"worker-{parallel.data_parallel_index}-{self._pp_rank}-{self._data.tp_rank}.sock"
+        self._block_size = vllm_config.cache_config.block_size
+        self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="prebook-fetch")
+        self._results = Results()
+        self._invalid: set[int] = set()
+        self._idle_step = True
+        role = "prefill" if self._is_prefill else "decode"
+        self._timeline = Timeline(folder=settings.timeline_dir, engine_id=engine_id, role=role, rank=self._rank)
+        self._thread: TransferThread | None = None
+        self._control: ControlServer | None = None
+        self._core: Core | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Registers memory and starts the transfer thread."""
+        self._data.register(kv_caches)
+        link = NixlLink(self._data, notify_only=not self._is_prefill)
+        peers = PeerTable(
+            link=link,
+            fetch=self._fetch,
+            engine_id=self._engine_id,
+            lease_seconds=self._settings.lease_seconds,
+            recorder=self._recorder,
+        )
+        core = Core(
+            link=link,
+            peers=peers,
+            push=self._push_side(link, peers) if self._is_prefill else None,
+            book=None if self._is_prefill else self._book_side(peers),
+            recorder=self._recorder,
+        )
+        self._core = core
+        self._thread = TransferThread(
+            core,
+            active_poll_seconds=self._settings.active_poll_seconds,
+            idle_poll_seconds=self._settings.idle_poll_seconds,
+            prepare=self._data.use_device,
+            on_error=self._thread_error,
+            name=f"prebook-transfer-{self._rank}",
+        )
+        self._thread.start()
+        if self._settings.control_dir is not None:
+            handlers = {"peers": self._op_peers, "status": self._op_status, "fail": self._op_fail,
+                        "drain": self._op_drain, "transfer": self._op_transfer}  # fmt: skip
+            self._control = ControlServer(folder=self._settings.control_dir, name=self._socket_name, handlers=handlers)
+            self._control.start()
+
+    def _push_side(self, link: NixlLink, peers: PeerTable) -> PushSide:
+        settings = self._settings
+        return PushSide(
+            link=link,
+            peers=peers,
+            settings=PushSettings(
+                rank=self._rank,
+                block_size=self._block_size,
+                block_bytes=self._data.block_bytes(),
+                lease_seconds=settings.lease_seconds,
+                progressive=settings.progressive,
+                min_bytes=settings.min_bytes,
+                max_in_flight=settings.max_in_flight,
+            ),
+            recorder=self._recorder,
+            timeline=self._timeline,
+            release=self._results.sent,
+            checksum=self._checksum(),
+        )
+
+    def _book_side(self, peers: PeerTable) -> BookSide:
+        return BookSide(
+            peers=peers,
+            engine_id=self._engine_id,
+            place=self._place,
+            rank=self._rank,
+            tp_size=self._data.world_size,
+            block_size=self._block_size,
+            lease_seconds=self._settings.lease_seconds,
+            flight_seconds=self._settings.flight_seconds,
+            recorder=self._recorder,
+            timeline=self._timeline,
+            finish=self._results.received,
+            checksum=self._checksum(),
+        )
+
+    def _checksum(self) -> Callable[[Sequence[int]], int] | None:
+        if self._settings.verify == "off":
+            return None
+
+        def crc(blocks: Sequence[int]) -> int:
+            value = 0
+            for piece in self._data.read_blocks(blocks):
+                value = zlib.crc32(piece, value)
+            return value
+
+        return crc
+
+    def _fetch(self, spec: PeerSpec) -> Future[dict[tuple[int, int], bytes]]:
+        return self._pool.submit(fetch_payloads, self._data, spec)
+
+    def _thread_error(self, error: BaseException, call: str) -> None:
+        self._recorder.count("thread_errors", (call,))
+        logger.error("unexpected error on the transfer thread in %s", call, exc_info=error)
+
+    def shutdown(self) -> None:
+        """Stops the thread and releases NIXL's resources."""
+        if self._control is not None:
+            self._control.stop()
+            self._control = None
+        if self._thread is not None:
+            self._thread.stop(timeout=5)
+            self._thread = None
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._timeline.close()
+        self._data.shutdown()
+
+    @property
+    def handshake_metadata(self) -> Any:
+        """This rank's handshake payload."""
+        return self._data.xfer_handshake_metadata
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def before_forward(self, meta: PrebookMetadata) -> None:
+        """Called before this step may overwrite blocks: fences preempted requests, then hands over what is known."""
+        self._idle_step = not meta.steps
+        if meta.is_empty():
+            return
+        thread, core = self._running()
+        if core.push is not None:
+            self._hand_prefill(thread, core.push, meta)
+        if core.book is not None:
+            self._hand_decode(thread, core.book, meta)
+        if meta.preempted and core.push is not None:
+            self._fence(meta.preempted)
+
+    def _hand_prefill(self, thread: TransferThread, push: PushSide, meta: PrebookMetadata) -> None:
+        now = time.monotonic()
+        for announcement in meta.announcements:
+            thread.submit(push.announce, announcement.request_id, announcement.transfer_id, now)
+        for request_id in meta.preempted:
+            thread.submit(push.preempt, request_id)
+        for admission in meta.admissions:
+            thread.submit(
+                push.admit,
+                admission.request_id,
+                prompt_tokens=admission.prompt_tokens,
+                digest=admission.prompt_digest,
+                now=now,
+            )
+        for step in meta.steps:
+            thread.submit(push.grow, step.request_id, step.new_blocks)
+            if step.settled_before:
+                thread.submit(push.settle, step.request_id, step.settled_before, now)
+        for finish in meta.finished:
+            self._results.expect_sending(finish.request_id)
+            thread.submit(push.finish, finish.request_id, finish.groups, now)
+        for request_id, held in meta.aborted:
+            if held:
+                self._results.expect_sending(request_id)
+            thread.submit(push.abort, request_id, held=held, now=now)
+
+    def _hand_decode(self, thread: TransferThread, book: BookSide, meta: PrebookMetadata) -> None:
+        now = time.monotonic()
+        for booking in meta.bookings:
+            self._results.expect_recving(booking.request_id)
+            thread.submit(book.book, booking, now)
+        for request_id in meta.cancelled:
+            thread.submit(book.cancel, request_id, now)
+        for abandoned in meta.abandoned:
+            thread.submit(book.abandon, abandoned.transfer_id, abandoned.prefill, now)
+
+    def _fence(self, request_ids: Sequence[str]) -> None:
+        """Waits until no WRITE reads the preempted requests' blocks, which this step may overwrite.
+
+        Bounded, because it stands on the engine's loop: a decode engine that does not take its data in time has its
+        connection cut, so that what was read too late cannot land and be mistaken for KV.
+        """
+        thread, core = self._running()
+        deadline = time.monotonic() + FENCE_SECONDS
+        while time.monotonic() < deadline:
+            if thread.ask(core.drained, request_ids):
+                return
+            time.sleep(0.0005)
+        thread.ask(core.sever, request_ids, time.monotonic())
+
+    def after_forward(self, meta: PrebookMetadata) -> None:
+        """Called when this step's forward pass has been launched (on CPU: has finished)."""
+        settled = [(step.request_id, step.settled_after) for step in meta.steps]
+        if settled:
+            thread, core = self._running()
+            thread.submit(core.settle, _device_fence(), settled)
+
+    def take_results(self) -> KVConnectorTransferResults:
+        """What ended since the last step."""
+        results, invalid = self._results.take(IDLE_STEP_WAIT_SECONDS if self._idle_step else 0.0)
+        self._invalid |= invalid
+        return results
+
+    def take_invalid_blocks(self) -> set[int]:
+        """Blocks whose KV did not arrive, of requests reported by the last :meth:`take_results`."""
+        invalid, self._invalid = self._invalid, set()
+        return invalid
+
+    def _running(self) -> tuple[TransferThread, Core]:
+        if self._thread is None or self._core is None:
+            raise RuntimeError("the connector was used before register_kv_caches")
+        if not self._thread.alive():
+            raise RuntimeError("the transfer thread has died; the engine must restart")
+        return self._thread, self._core
+
+    # -- control socket ------------------------------------------------------------------------------------------
+
+    def _op_peers(self, request: dict[str, Any]) -> dict[str, Any]:
+        thread, core = self._running()
+        items = request.get("peers")
+        if not isinstance(items, list):
+            raise ControlError("peers must be a list")
+        try:
+            specs = [
+                PeerSpec(
+                    str(item["engine_id"]), str(item["host"]), int(item["port"]), int(item.get("tp_size", 1)),
+                    int(item.get("pp_size", 1)), int(item.get("dp_rank", 0)), str(item.get("address", "")),
+                )
+                for item in items
+            ]  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ControlError(f"bad peer: {error!r}") from error
+        thread.submit(core.set_peers, specs, time.monotonic())
+        return {}
+
+    def _op_status(self, request: dict[str, Any]) -> dict[str, Any]:
+        thread, core = self._running()
+        now = time.monotonic()
+        book, push = core.book, core.push
+        return {
+            "kind": "worker",
+            "engine_id": self._engine_id,
+            "role": "prefill" if self._is_prefill else "decode",
+            "rank": self._rank,
+            "compat_hash": self._data.compat_hash,
+            "pairs": {
+                peer.spec.engine_id: {"state": peer.state, "error": peer.error, "draining": peer.draining}
+                for peer in list(core.peers.peers.values())
+            },
+            "transfers": {
+                "booked": book.booked if book is not None else 0,
+                "pushing": push.open if push is not None else 0,
+                "quarantined_blocks": book.quarantined(now) if book is not None else 0,
+            },
+            "queue_depth": thread.depth(),
+            "block_bytes": self._data.block_bytes(),
+            "counters": self._recorder.totals(),
+            "draining": core.draining,
+        }
+
+    def _op_fail(self, request: dict[str, Any]) -> dict[str, Any]:
+        thread, core = self._running()
+        transfer_id, reason = request.get("transfer_id"), request.get("reason", "prefill_leg_failed")
+        if not isinstance(transfer_id, str) or not isinstance(reason, str):
+            raise ControlError("transfer_id and reason must be strings")
+        if core.book is None:
+            raise ControlError("only decode fails transfers")
+        thread.submit(core.book.fail, transfer_id, reason[:100], time.monotonic())
+        return {}
+
+    def _op_drain(self, request: dict[str, Any]) -> dict[str, Any]:
+        thread, core = self._running()
+        thread.submit(core.drain)
+        return {}
+
+    def _op_transfer(self, request: dict[str, Any]) -> dict[str, Any]:
+        _, core = self._running()
+        account = core.book.accounts.get(str(request.get("transfer_id"))) if core.book is not None else None
+        return {"known": account is not None, **(account.as_json() if account is not None else {})}
+
+
+def _side_channel(vllm_config: VllmConfig) -> tuple[str, int]:
+    from vllm import envs
+
+    port = envs.VLLM_NIXL_SIDE_CHANNEL_PORT + vllm_config.parallel_config.data_parallel_index
+    return envs.VLLM_NIXL_SIDE_CHANNEL_HOST, port
+
+
+def _device_fence() -> Fence | None:
+    """An event behind the KV writes that were just launched; None where the forward pass has already finished."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    fence: Fence = event
+    return fence

@@ -1,0 +1,1 @@
+"""Tests with real engines: vLLM's CPU backend and real NIXL."""
