@@ -1,0 +1,1 @@
+"""The `prebook` command: one module per subcommand."""
