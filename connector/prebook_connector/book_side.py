@@ -6,6 +6,7 @@ Runs on the transfer thread, free of vLLM and NIXL (see ``ports``). Every bookin
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from prebook_connector.peers import Peer, PeerTable
 from prebook_connector.ports import PeerSpec, Recorder
 from prebook_connector.protocol import Cancel, Commit, Fail, Progress, Register, encode
 from prebook_connector.timeline import Timeline
+
+logger = logging.getLogger(__name__)
 
 ACCOUNTS_KEPT = 1024
 
@@ -365,6 +368,7 @@ class BookSide:
             account.prefill_s = message.prefill_s
             # On P's clock, so without the commit's own way through the network.
             account.exposed_s = message.tail_s
+        logger.debug("transfer %s", account.as_json())
         self._timeline.record("committed" if committed else "ended", booking.transfer_id, reason=booking.reason)
         if committed and account.exposed_s is not None:
             self._recorder.observe("exposed_transfer_seconds", account.exposed_s)

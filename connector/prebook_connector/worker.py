@@ -42,7 +42,7 @@ IDLE_STEP_WAIT_SECONDS = 0.001
 FENCE_SECONDS = 2.0
 FETCH_THREADS = 8
 SAMPLE_EVERY = 16
-"""With ``verify: sample``, one transfer in this many is checked (chosen by its first block id)."""
+"""With ``verify: sample``, one transfer in this many is checked (chosen by its id)."""
 
 
 class Results:
@@ -184,6 +184,7 @@ class PrebookWorker:
                 progressive=settings.progressive,
                 min_bytes=settings.min_bytes,
                 max_in_flight=settings.max_in_flight,
+                check_every=SAMPLE_EVERY if settings.verify == "sample" else 1,
             ),
             recorder=self._recorder,
             timeline=self._timeline,
