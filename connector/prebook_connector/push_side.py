@@ -1,7 +1,7 @@
 """The prefill side of the protocol: matches requests with registrations and pushes blocks as they settle.
 
-Runs on the transfer thread, free of vLLM and NIXL (see ``ports``). One :class:`Push` is one transfer on this rank. It
-may begin with either half: the request (``announce``, ``admit``) or decode's registration (``on_register``).
+Runs on the transfer thread, free of vLLM and NIXL (see ``ports``). A transfer (``push.Push``) may begin with either
+half: the request (``announce``, ``admit``) or decode's registration (``on_register``).
 
 What the scheduler waits for (``release``) is reported only when no WRITE that reads the request's blocks is open: a
 reaper that looks at deadlines alone would free blocks under an in-flight WRITE.
@@ -11,76 +11,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from prebook_connector.ledger import Ledger, Range
 from prebook_connector.peers import Peer, PeerTable
 from prebook_connector.ports import Groups, Link, LinkError, PeerSpec, Recorder
 from prebook_connector.protocol import CancelAck, Commit, Fail, Progress, Register, encode
+from prebook_connector.push import OpenWrite, Push, PushSettings
 from prebook_connector.timeline import Timeline
 
 TOMBSTONE_LEASES = 10.0
 """How long, in leases, the end of a transfer is remembered, so that a late registration is answered at once."""
-
-
-@dataclass(frozen=True)
-class PushSettings:
-    """The part of the connector's settings that prefill needs."""
-
-    rank: int
-    block_size: int
-    block_bytes: int  # bytes of one logical block on this rank, all layers
-    lease_seconds: float
-    progressive: bool
-    min_bytes: int
-    max_in_flight: int
-    check_every: int = 1  # with a checksum function: one transfer in this many is checked
-
-
-@dataclass
-class OpenWrite:
-    """A WRITE under way."""
-
-    range: Range
-    epoch: int
-    handles: list[object]
-    bytes: int
-    failed: bool = False
-
-
-@dataclass
-class Push:
-    """One transfer on this prefill rank; times are of the monotonic clock."""
-
-    transfer_id: str
-    since: float
-    request_id: str | None = None
-    prompt_tokens: int = 0
-    digest: bytes = b""
-    ledger: Ledger | None = None
-    whole: bool = False  # terminal push: the ledger's unit is the whole prompt
-    blocks: list[int] = field(default_factory=list)
-    final_groups: Groups | None = None
-    registrations: dict[str, Register] = field(default_factory=dict)
-    writes: list[OpenWrite] = field(default_factory=list)
-    held: bool = False  # the scheduler waits for the release
-    admitted_at: float = 0.0
-    registered_at: float = 0.0
-    completed_at: float = 0.0
-    settled_at: float = 0.0
-    first_done_at: float = 0.0
-    bytes_done: int = 0
-    bytes_early: int = 0
-    writes_done: int = 0
-    checksums: list[tuple[int, int, int]] = field(default_factory=list)
-    failure: str = ""  # why it will not be completed; set once
-    announced_failure: bool = False
-    severed: bool = False  # its WRITEs are aborted instead of waited for
-
-    @property
-    def engine_id(self) -> str | None:
-        """Decode's engine, once registered."""
-        return next(iter(self.registrations.values())).decode_engine_id if self.registrations else None
 
 
 class PushSide:

@@ -1,17 +1,15 @@
 """The worker side of the connector: hands each step to the transfer thread and brings its results back.
 
 Runs on the engine's main thread and never waits for the network, with two bounded exceptions: the preemption fence
-(before blocks are overwritten) and a millisecond's wait for results in a step that computes nothing, where the engine
-would otherwise sleep for a millisecond and then look.
+(before blocks are overwritten) and, in a step that computes nothing, a few milliseconds' wait for results: the engine
+would otherwise look every millisecond, which costs it a third of a core, and see a result up to a millisecond late.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -19,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-from prebook_connector.book_side import BookSide, Outcome
+from prebook_connector.book_side import BookSide
 from prebook_connector.control import ControlError, ControlServer
 from prebook_connector.metadata import PrebookMetadata
 from prebook_connector.nixl_link import NixlLink, fetch_payloads
 from prebook_connector.peers import PeerTable
 from prebook_connector.ports import PeerSpec
-from prebook_connector.push_side import PushSettings, PushSide
+from prebook_connector.push import PushSettings
+from prebook_connector.push_side import PushSide
 from prebook_connector.recorder import MemoryRecorder
+from prebook_connector.results import Results
 from prebook_connector.settings import ConnectorSettings
 from prebook_connector.timeline import Timeline
 from prebook_connector.transfer_thread import Core, Fence, TransferThread
@@ -38,68 +38,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDLE_STEP_WAIT_SECONDS = 0.001
+IDLE_STEP_WAIT_SECONDS = 0.004
 FENCE_SECONDS = 2.0
 FETCH_THREADS = 8
 SAMPLE_EVERY = 16
 """With ``verify: sample``, one transfer in this many is checked (chosen by its id)."""
-
-
-class Results:
-    """Outcomes on their way from the transfer thread to the engine, each known id at most once.
-
-    The EngineCore dies of an id that it does not wait for, so only ids that were handed out by :meth:`expect_sending`
-    and :meth:`expect_recving` pass, and only once.
-    """
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._sending: set[str] = set()
-        self._recving: set[str] = set()
-        self._sent: set[str] = set()
-        self._outcomes: deque[Outcome] = deque()
-
-    def expect_sending(self, request_id: str) -> None:
-        """The scheduler keeps this request's blocks until it is reported."""
-        with self._condition:
-            self._sending.add(request_id)
-
-    def expect_recving(self, request_id: str) -> None:
-        """The scheduler waits for this request's KV."""
-        with self._condition:
-            self._recving.add(request_id)
-
-    def sent(self, request_id: str) -> None:
-        """Prefill's blocks are free."""
-        with self._condition:
-            if request_id in self._sending:
-                self._sending.remove(request_id)
-                self._sent.add(request_id)
-                self._condition.notify()
-
-    def received(self, outcome: Outcome) -> None:
-        """Decode's booking has ended."""
-        with self._condition:
-            if outcome.request_id in self._recving:
-                self._recving.remove(outcome.request_id)
-                self._outcomes.append(outcome)
-                self._condition.notify()
-
-    def take(self, wait_seconds: float) -> tuple[KVConnectorTransferResults, set[int]]:
-        """Results and invalid block ids since the last call; waits a moment for some when something is open."""
-        with self._condition:
-            if wait_seconds and not self._sent and not self._outcomes and (self._sending or self._recving):
-                self._condition.wait(wait_seconds)
-            results = KVConnectorTransferResults()
-            invalid: set[int] = set()
-            results.finished_sending, self._sent = self._sent, set()
-            while self._outcomes:
-                outcome = self._outcomes.popleft()
-                results.finished_recving.add(outcome.request_id)
-                if outcome.failed:
-                    results.failed_recving.add(outcome.request_id)
-                invalid.update(outcome.invalid_blocks)
-            return results, invalid
 
 
 class PrebookWorker:

@@ -1,0 +1,69 @@
+"""What prefill keeps of one transfer, and the settings that its side of the protocol needs. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prebook_connector.ledger import Ledger, Range
+from prebook_connector.ports import Groups
+from prebook_connector.protocol import Register
+
+
+@dataclass(frozen=True)
+class PushSettings:
+    """The part of the connector's settings that prefill needs."""
+
+    rank: int
+    block_size: int
+    block_bytes: int  # bytes of one logical block on this rank, all layers
+    lease_seconds: float
+    progressive: bool
+    min_bytes: int
+    max_in_flight: int
+    check_every: int = 1  # with a checksum function: one transfer in this many is checked
+
+
+@dataclass
+class OpenWrite:
+    """A WRITE under way."""
+
+    range: Range
+    epoch: int
+    handles: list[object]
+    bytes: int
+    failed: bool = False
+
+
+@dataclass
+class Push:
+    """One transfer on this prefill rank; times are of the monotonic clock."""
+
+    transfer_id: str
+    since: float
+    request_id: str | None = None
+    prompt_tokens: int = 0
+    digest: bytes = b""
+    ledger: Ledger | None = None
+    whole: bool = False  # terminal push: the ledger's unit is the whole prompt
+    blocks: list[int] = field(default_factory=list)
+    final_groups: Groups | None = None
+    registrations: dict[str, Register] = field(default_factory=dict)
+    writes: list[OpenWrite] = field(default_factory=list)
+    held: bool = False  # the scheduler waits for the release
+    admitted_at: float = 0.0
+    registered_at: float = 0.0
+    completed_at: float = 0.0
+    settled_at: float = 0.0
+    first_done_at: float = 0.0
+    bytes_done: int = 0
+    bytes_early: int = 0
+    writes_done: int = 0
+    checksums: list[tuple[int, int, int]] = field(default_factory=list)
+    failure: str = ""  # why it will not be completed; set once
+    announced_failure: bool = False
+    severed: bool = False  # its WRITEs are aborted instead of waited for
+
+    @property
+    def engine_id(self) -> str | None:
+        """Decode's engine, once registered."""
+        return next(iter(self.registrations.values())).decode_engine_id if self.registrations else None
