@@ -1,0 +1,181 @@
+"""The ways of moving KV that are compared, as vLLM's own command-line flags. Pure values."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from typing import Any, Final
+
+_SIDE_CHANNEL_PORT: Final = 5600
+_HTTP_PORT: Final = 8000
+
+
+class Mode(enum.StrEnum):
+    """What connects prefill and decode."""
+
+    PULL = "pull"
+    PUSH = "push"
+    PREBOOK = "prebook"
+    #: Two engines without any connector: the baseline of the idle measurement.
+    NONE = "none"
+    #: One engine that does both on the cores of both: the baseline of the A/B.
+    AGGREGATED = "aggregated"
+
+    @property
+    def transfers(self) -> bool:
+        """Whether KV moves between two engines in this mode."""
+        return self in _CONNECTORS
+
+
+class Role(enum.StrEnum):
+    """Which half of the work an engine does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+_CONNECTORS: Final = {
+    Mode.PULL: "NixlConnector",
+    Mode.PUSH: "NixlPushConnector",
+    Mode.PREBOOK: "PrebookConnector",
+}
+#: The same modes in the dispatch middleware's words.
+_DISPATCH_MODES: Final = {Mode.PULL: "nixl-pull", Mode.PUSH: "nixl-push", Mode.PREBOOK: "prebook"}
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineIdentity:
+    """One engine of a pair, as its peer and a client see it."""
+
+    mode: Mode
+    role: Role
+    address: str
+
+    @property
+    def engine_id(self) -> str:
+        """Given to vLLM, so that a client that drives both legs itself knows it."""
+        return f"bench-{self.mode}-{self.role}"
+
+    @property
+    def http_port(self) -> int:
+        """Port of the API server. Every mode has its own, so that pairs of all modes can be up at once."""
+        return _HTTP_PORT + 10 * list(Mode).index(self.mode)
+
+    @property
+    def side_channel_port(self) -> int:
+        """Port on which the connector hands out its metadata."""
+        return _SIDE_CHANNEL_PORT + 10 * list(Mode).index(self.mode)
+
+    @property
+    def base_url(self) -> str:
+        """Root of the engine's HTTP API."""
+        return f"http://{self.address}:{self.http_port}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PrebookOptions:
+    """Settings of the Prebook connector in a measurement; the defaults are the connector's own."""
+
+    progressive: bool = True
+    min_bytes: int = 4 * 1024 * 1024
+    max_in_flight: int = 2
+    first_token: str = "decode"
+    verify: str = "off"
+    lease_seconds: int = 30
+
+
+def kv_transfer_config(
+    engine: EngineIdentity, *, control_dir: str, timeline_dir: str | None, options: PrebookOptions
+) -> dict[str, Any] | None:
+    """vLLM's ``--kv-transfer-config`` for one engine of a CPU pair, None where the mode has no connector."""
+    if not engine.mode.transfers:
+        return None
+    config: dict[str, Any] = {
+        "kv_connector": _CONNECTORS[engine.mode],
+        "kv_role": "kv_producer" if engine.role is Role.PREFILL else "kv_consumer",
+        "engine_id": engine.engine_id,
+        "kv_buffer_device": "cpu",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"backends": ["UCX"]},
+    }
+    if engine.mode is Mode.PREBOOK:
+        config["kv_connector_module_path"] = "prebook_connector.connector"
+        config["kv_connector_extra_config"]["prebook"] = {
+            "control_dir": control_dir,
+            "timeline_dir": timeline_dir,
+            "model_revision": "bench",
+            **dataclasses.asdict(options),
+        }
+    return config
+
+
+def dispatch_environment(
+    engine: EngineIdentity,
+    *,
+    peer: EngineIdentity,
+    token_file: str,
+    control_dir: str,
+    model: str,
+    local_prefill_max_tokens: int,
+) -> dict[str, str]:
+    """Environment of the dispatch middleware for one engine of a pair."""
+    value = {
+        "role": engine.role.value,
+        "mode": _DISPATCH_MODES[engine.mode],
+        "peers": f"static:///{peer.address}:{peer.http_port}",
+        "token_file": token_file,
+        "revision": "bench",
+        "control_dir": control_dir,
+        "local_prefill_max_tokens": local_prefill_max_tokens,
+        "policy": "LeastLoaded",
+        "on_failure": "recompute",
+        "lease_seconds": 30,
+        "side_channel_host": engine.address,
+        "side_channel_port": engine.side_channel_port,
+        "tp_size": 1,
+        "pp_size": 1,
+        "dp_size": 1,
+        "served_model": model,
+        "bind": f"{engine.address}:{engine.http_port}",
+    }
+    return {"PREBOOK_DISPATCH": json.dumps(value, separators=(",", ":"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineShape:
+    """Engine settings that both halves of every mode share, so that only the connector differs."""
+
+    model: str
+    served_name: str = "bench"
+    max_model_len: int = 16384
+    chunk_tokens: int = 512
+    block_size: int | None = None
+    kv_cache_bytes: int = 512 * 1024 * 1024
+    max_num_seqs: int = 16
+    prefix_caching: bool = False
+
+
+def engine_arguments(
+    engine: EngineIdentity, *, shape: EngineShape, transfer: dict[str, Any] | None, dispatch: bool
+) -> list[str]:
+    """Arguments after ``python -m vllm.entrypoints.openai.api_server``."""
+    arguments = [
+        f"--model={shape.model}",
+        f"--served-model-name={shape.served_name}",
+        f"--host={engine.address}",
+        f"--port={engine.http_port}",
+        "--enforce-eager",
+        f"--max-model-len={shape.max_model_len}",
+        f"--max-num-batched-tokens={shape.chunk_tokens}",
+        f"--max-num-seqs={shape.max_num_seqs}",
+        f"--kv-cache-memory-bytes={shape.kv_cache_bytes}",
+        "--enable-prefix-caching" if shape.prefix_caching else "--no-enable-prefix-caching",
+    ]
+    if shape.block_size is not None:
+        arguments.append(f"--block-size={shape.block_size}")
+    if transfer is not None:
+        arguments.append(f"--kv-transfer-config={json.dumps(transfer, separators=(',', ':'))}")
+    if dispatch:
+        arguments.append("--middleware=prebook_connector.dispatch.DispatchMiddleware")
+    return arguments

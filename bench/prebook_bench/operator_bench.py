@@ -1,0 +1,362 @@
+"""Measures the operator on a real API server: 1, 100, 1000 models and more.
+
+Starts etcd, API server and controller manager in a folder, runs `prebook operator` as a process of its own, creates
+models, and reads the API server's audit log: how long until all children exist and every status is current, what it
+cost in requests, CPU and memory, what the steady state sends, and what a restart does. Run it from a checkout: the
+control plane is that of the tests."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prebook_bench import machine
+from prebook_bench.operator_process import OperatorProcess, until
+
+AGENT = "prebook-operator"
+NAMESPACES = 10
+POD_ADDRESS = "127.83.12.7"
+"""A loopback address of its own, so that port 8000 of it is free."""
+CHILD_KINDS = {
+    "statefulsets": "/apis/apps/v1",
+    "services": "/api/v1",
+    "serviceaccounts": "/api/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+    "modelroles": "/apis/prebook.dev/v1alpha1",
+}
+CHILDREN_PER_MODEL = 10
+"""Without the Secret, which nobody lists: 2 sets, 3 Services, 1 account, 2 policies, 2 roles."""
+MODELS = "/apis/prebook.dev/v1alpha1"
+
+Report = dict[str, Any]
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `operator` to the benchmarks' command line."""
+    command = commands.add_parser(
+        "operator",
+        help="the operator on a real API server: time, requests, memory",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "--models", default="1,100,1000", metavar="N,…", help="numbers of models (default: %(default)s)"
+    )
+    command.add_argument(
+        "--steady",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long the steady state is watched (default: %(default)s)",
+    )
+    command.add_argument(
+        "--timeout", type=float, default=900.0, metavar="SECONDS", help="limit for one number of models"
+    )
+    command.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the report there")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, command: Sequence[str]) -> int:
+    """Measures and prints. 0: measured; 3: not possible here."""
+    try:
+        module = importlib.import_module("tests.kube.controlplane")
+    except ImportError as error:
+        print(f"prebook_bench: run this from the root of a checkout: {error}", file=sys.stderr)
+        return 3
+    report: Report = {"kind": "operator", "machine": machine.describe(command), "runs": []}
+    for number in [int(text) for text in args.models.split(",")]:
+        with _control_plane(module) as plane:
+            report["runs"].append(_Run(plane, number, steady=args.steady, timeout=args.timeout).measure())
+        print(_table(report["runs"][-1]), flush=True)
+    text = json.dumps(report, indent=2)
+    if args.json is None:
+        print(text)
+    else:
+        args.json.write_text(text + "\n", encoding="utf-8")
+        print(f"JSON: {args.json}")
+    return 0
+
+
+@contextmanager
+def _control_plane(module: Any) -> Iterator[Any]:
+    from prebook_operator.api.crd import crds
+
+    options = module.Options(
+        audit=True,
+        scheduler=False,
+        controller_manager_args=("--kube-api-qps=500", "--kube-api-burst=1000"),
+    )
+    with module.ControlPlane(options) as plane:
+        for crd in crds().values():
+            plane.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        until("the kinds to be served", lambda: plane.api.exists(f"/openapi/v3{MODELS}"), timeout=60)
+        for index in range(NAMESPACES):
+            plane.api.create("/api/v1/namespaces", {"metadata": {"name": f"bench-{index}"}})
+        yield plane
+
+
+class _Run:
+    """One number of models."""
+
+    def __init__(self, plane: Any, number: int, *, steady: float, timeout: float) -> None:
+        self._plane = plane
+        self._api = plane.api
+        self._number = number
+        self._steady = steady
+        self._timeout = timeout
+
+    def measure(self) -> Report:
+        operator = OperatorProcess(self._plane.kubeconfig)
+        try:
+            report: Report = {"models": self._number, "start_seconds": self._until_ready(operator)}
+            report["creation"] = self._creation(operator)
+            report["steady"] = self._watch_steady(operator)
+            operator, report["hand_over_seconds"] = self._hand_over(operator)
+            operator.stop()
+            operator, report["restart"] = self._restart()
+            report["pod_ready_to_model_ready_seconds"] = self._ready_latency()
+            return report
+        finally:
+            operator.stop()
+
+    def _until_ready(self, operator: OperatorProcess) -> float:
+        return round(until("the operator to be ready", operator.ready, timeout=120, interval=0.1), 2)
+
+    def _creation(self, operator: OperatorProcess) -> Report:
+        since = self._plane.audit.position()
+        cpu = operator.cpu_seconds()
+        started = time.monotonic()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(self._create, range(self._number)))
+        created = time.monotonic() - started
+        sets = self._wait_for_sets(started)
+        until("all children", lambda: self._children() >= CHILDREN_PER_MODEL * self._number, timeout=self._timeout)
+        children = time.monotonic() - started
+        until("every status to be current", self._statuses_current, timeout=self._timeout, interval=0.5)
+        current = time.monotonic() - started
+        self._until_quiet(operator)
+        verbs, writes = self._requests(since)
+        total = sum(verbs.values())
+        return {
+            "all_created_seconds": round(created, 2),
+            "all_statefulsets_seconds": round(sets, 2),
+            "all_children_seconds": round(children, 2),
+            "all_statuses_current_seconds": round(current, 2),
+            "requests_by_verb": dict(verbs),
+            "writes_by_resource": dict(writes),
+            "requests_per_model": round(total / self._number, 2),
+            "operator_cpu_seconds": round(operator.cpu_seconds() - cpu, 2),
+            "memory_bytes": operator.memory(),
+        }
+
+    def _wait_for_sets(self, started: float) -> float:
+        until("all StatefulSets", lambda: self._count("statefulsets") >= 2 * self._number, timeout=self._timeout)
+        return time.monotonic() - started
+
+    def _watch_steady(self, operator: OperatorProcess) -> Report:
+        since = self._plane.audit.position()
+        cpu = operator.cpu_seconds()
+        time.sleep(self._steady)
+        verbs, writes = self._requests(since)
+        return {
+            "seconds": self._steady,
+            "requests_per_minute": round(sum(verbs.values()) * 60 / self._steady, 1),
+            "requests_by_verb": dict(verbs),
+            "writes": sum(writes.values()),
+            "cpu_percent": round(100 * (operator.cpu_seconds() - cpu) / self._steady, 2),
+            "memory_bytes": operator.memory(),
+        }
+
+    def _hand_over(self, leader: OperatorProcess) -> tuple[OperatorProcess, float]:
+        """Stops the leader beside a standby; seconds from SIGTERM until a model that is made then has its report."""
+        standby = OperatorProcess(self._plane.kubeconfig)
+        try:
+            self._until_ready(standby)
+            started = time.monotonic()
+            leader.process.send_signal(signal.SIGTERM)
+            self._create(self._number + 1)
+            until("the standby's work", lambda: self._is_reported(self._number + 1), timeout=60, interval=0.05)
+            took = time.monotonic() - started
+            leader.stop()
+        except BaseException:
+            standby.stop()
+            raise
+        return standby, round(took, 2)
+
+    def _restart(self) -> tuple[OperatorProcess, Report]:
+        since = self._plane.audit.position()
+        operator = OperatorProcess(self._plane.kubeconfig)
+        ready = self._until_ready(operator)
+        started = time.monotonic()
+        self._create(self._number)
+        until("the model made after the restart", lambda: self._is_current(self._number), timeout=60, interval=0.05)
+        working = time.monotonic() - started
+        self._until_quiet(operator)
+        time.sleep(5.0)
+        verbs, _ = self._requests(since)
+        new = (self._number, self._number + 1)
+        stale = [one for one in self._writes(since) if not any(self._belongs(one.name, index) for index in new)]
+        return operator, {
+            "ready_seconds": ready,
+            "new_model_reported_seconds": round(working, 2),
+            "writes_to_unchanged_objects": len(stale),
+            "requests_by_verb": dict(verbs),
+            "memory_bytes": operator.memory(),
+        }
+
+    def _ready_latency(self) -> float | None:
+        """From the last pod's Ready to the model's Ready, for one model; None when port 8000 is taken."""
+        try:
+            server = _pair_server()
+        except OSError:
+            return None
+        try:
+            namespace, name = self._namespace(0), _name(0)
+            pods = self._api.items(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"prebook.dev/model={name}")
+            for pod in pods:
+                self._api.merge(
+                    f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}/status", {"status": _ready_status()}
+                )
+            return round(until("Ready", lambda: self._ready(0), timeout=60, interval=0.02), 2)
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def _until_quiet(self, operator: OperatorProcess) -> None:
+        until("an empty queue", lambda: operator.queue_depth() == 0, timeout=self._timeout, interval=0.5)
+        time.sleep(3.0)
+
+    def _namespace(self, index: int) -> str:
+        return f"bench-{index % NAMESPACES}"
+
+    def _path(self, index: int) -> str:
+        return f"{MODELS}/namespaces/{self._namespace(index)}/disaggregatedmodels"
+
+    def _create(self, index: int) -> None:
+        self._api.create(self._path(index), _document(_name(index)))
+
+    def _status(self, index: int) -> Report:
+        return dict(self._api.get(f"{self._path(index)}/{_name(index)}").get("status") or {})
+
+    def _ready(self, index: int) -> bool:
+        conditions = self._status(index).get("conditions") or ()
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def _is_reported(self, index: int) -> bool:
+        return bool(self._status(index))
+
+    def _is_current(self, index: int) -> bool:
+        return _current(self._api.get(f"{self._path(index)}/{_name(index)}"))
+
+    def _statuses_current(self) -> bool:
+        models = self._api.items(f"{MODELS}/disaggregatedmodels")
+        return len(models) >= self._number and all(_current(model) for model in models)
+
+    def _count(self, plural: str) -> int:
+        selector = "app.kubernetes.io/managed-by=prebook"
+        return len(self._api.items(f"{CHILD_KINDS[plural]}/{plural}", labelSelector=selector))
+
+    def _children(self) -> int:
+        return sum(self._count(plural) for plural in CHILD_KINDS)
+
+    def _requests(self, since: int) -> tuple[Counter[str], Counter[str]]:
+        """The operator's requests by verb and its writes by resource, without the lease and without watches."""
+        own = [
+            one
+            for one in self._plane.audit.requests(since=since)
+            if one.agent.startswith(AGENT) and one.resource != "leases" and one.verb != "watch"
+        ]
+        return Counter(one.verb for one in own), Counter(one.resource for one in own if one.mutating)
+
+    def _writes(self, since: int) -> list[Any]:
+        return [
+            one
+            for one in self._plane.audit.writes(since=since)
+            if one.agent.startswith(AGENT) and one.resource != "leases"
+        ]
+
+    def _belongs(self, name: str, index: int) -> bool:
+        return name == _name(index) or name.startswith((f"{_name(index)}-", f"{_name(index)}."))
+
+
+def _name(index: int) -> str:
+    return f"m{index:05d}"
+
+
+def _document(name: str) -> Report:
+    return {
+        "apiVersion": "prebook.dev/v1alpha1",
+        "kind": "DisaggregatedModel",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"uri": "hf://Qwen/Qwen3-32B", "revision": "9216db5"},
+            "engine": {"image": "vllm/vllm-openai:v0.32.0"},
+            "prefill": {"replicas": 1},
+            "decode": {"replicas": 1},
+        },
+    }
+
+
+def _current(model: Report) -> bool:
+    """Does the status speak of this generation, and of more than that it was noticed?"""
+    status = model.get("status") or {}
+    reasons = [one["reason"] for one in status.get("conditions") or () if one["type"] == "Ready"]
+    told = bool(reasons) and reasons != ["NewGeneration"]
+    return told and status.get("observedGeneration") == model["metadata"]["generation"]
+
+
+def _ready_status() -> Report:
+    conditions = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "ContainersReady", "Ready")]
+    return {"phase": "Running", "podIP": POD_ADDRESS, "podIPs": [{"ip": POD_ADDRESS}], "conditions": conditions}
+
+
+def _pair_server() -> ThreadingHTTPServer:
+    """Stands in for a decode pod that has paired. Raises OSError when the port is taken."""
+    body = json.dumps({"pairs": {"ready": 1, "possible": 1, "peers": []}}).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer((POD_ADDRESS, 8000), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def _table(run: Report) -> str:
+    creation, steady, restart = run["creation"], run["steady"], run["restart"]
+    rows = {
+        "all StatefulSets": f"{creation['all_statefulsets_seconds']} s",
+        "all children": f"{creation['all_children_seconds']} s",
+        "all statuses current": f"{creation['all_statuses_current_seconds']} s",
+        "requests a model": creation["requests_per_model"],
+        "operator CPU": f"{creation['operator_cpu_seconds']} s",
+        "memory now / peak": " / ".join(f"{value / 2**20:.0f} MiB" for value in steady["memory_bytes"].values()),
+        "steady writes": f"{steady['writes']} in {steady['seconds']:.0f} s",
+        "steady requests": f"{steady['requests_per_minute']} a minute",
+        "hand-over to a standby": f"{run['hand_over_seconds']} s",
+        "pod Ready to model Ready": f"{run['pod_ready_to_model_ready_seconds']} s",
+        "restart: ready": f"{restart['ready_seconds']} s",
+        "restart: new model reported": f"{restart['new_model_reported_seconds']} s",
+        "restart: writes to unchanged objects": restart["writes_to_unchanged_objects"],
+    }
+    width = max(map(len, rows))
+    return "\n".join([f"{run['models']} models", *(f"  {name:<{width}}  {value}" for name, value in rows.items())])

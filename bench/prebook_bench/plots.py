@@ -1,0 +1,89 @@
+"""Plots of a report as SVG text: cumulative distributions, lines with intervals, grouped bars. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from prebook_bench import svg
+
+_WIDTH: Final = 640.0
+_HEIGHT: Final = 360.0
+_LEFT: Final = 70.0
+_RIGHT: Final = 20.0
+_TOP: Final = 62.0
+_BOTTOM: Final = 52.0
+_INSIDE: Final = _WIDTH - _LEFT - _RIGHT
+_TALL: Final = _HEIGHT - _TOP - _BOTTOM
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One named set of values, or of points (x, y)."""
+
+    name: str
+    colour: str
+    values: Sequence[float] = ()
+    points: Sequence[tuple[float, float]] = ()
+
+
+def cdf(title: str, series: Sequence[Series], *, unit: str) -> str:
+    """Share of values at or below x, one step line per series; x from 0 to the largest value."""
+    shown = [s for s in series if s.values]
+    top = svg.nice_ticks(max((max(s.values) for s in shown), default=1.0))
+    body = _frame(title, x_ticks=top, x_label=unit, y_ticks=[0, 0.25, 0.5, 0.75, 1], y_format="{:.0%}")
+    for one in shown:
+        ordered = sorted(one.values)
+        points = [(_x(ordered[0], top[-1]), _y(0, 1))]
+        for index, value in enumerate(ordered):
+            points.append((_x(value, top[-1]), points[-1][1]))
+            points.append((_x(value, top[-1]), _y((index + 1) / len(ordered), 1)))
+        body.append(svg.polyline(points, stroke=one.colour))
+    return svg.document([*body, *_legend(shown)], width=_WIDTH, height=_HEIGHT, label=title)
+
+
+def lines(title: str, series: Sequence[Series], *, x_label: str, y_label: str) -> str:
+    """Points joined by lines, in the order of x."""
+    shown = [s for s in series if s.points]
+    x_top = svg.nice_ticks(max((x for s in shown for x, _ in s.points), default=1.0))
+    y_top = svg.nice_ticks(max((y for s in shown for _, y in s.points), default=1.0))
+    body = _frame(f"{title}, {y_label}", x_ticks=x_top, x_label=x_label, y_ticks=y_top, y_format="{:g}")
+    for one in shown:
+        points = [(_x(x, x_top[-1]), _y(max(y, 0.0), y_top[-1])) for x, y in sorted(one.points)]
+        body.append(svg.polyline(points, stroke=one.colour))
+        for (x, y), (value_x, value_y) in zip(points, sorted(one.points), strict=True):
+            body.append(svg.dot(x, y, fill=one.colour, title=f"{one.name}: {value_y:.4g} at {value_x:g}"))
+    return svg.document([*body, *_legend(shown)], width=_WIDTH, height=_HEIGHT, label=title)
+
+
+def _frame(title: str, *, x_ticks: Sequence[float], x_label: str, y_ticks: Sequence[float], y_format: str) -> list[str]:
+    body = [svg.text(_LEFT, 22, title, size=16, extra='font-weight="600"')]
+    for tick in y_ticks:
+        y = _y(tick, y_ticks[-1])
+        body.append(svg.line(_LEFT, y, _WIDTH - _RIGHT, y))
+        body.append(svg.text(_LEFT - 8, y + 4, y_format.format(tick), size=13, anchor="end", fill=svg.FAINT))
+    for tick in x_ticks:
+        x = _x(tick, x_ticks[-1])
+        body.append(svg.line(x, _TOP, x, _TOP + _TALL))
+        body.append(svg.text(x, _TOP + _TALL + 18, f"{tick:g}", size=13, anchor="middle", fill=svg.FAINT))
+    body.append(svg.text(_WIDTH - _RIGHT, _TOP + _TALL + 38, x_label, size=13, anchor="end", fill=svg.FAINT))
+    return body
+
+
+def _legend(series: Sequence[Series]) -> list[str]:
+    body = []
+    x = _LEFT
+    for one in series:
+        body.append(svg.rect(x, 34, 12, 12, fill=one.colour, extra='rx="2"'))
+        body.append(svg.text(x + 17, 45, one.name, size=14))
+        x += 34 + 8.2 * len(one.name)
+    return body
+
+
+def _x(value: float, top: float) -> float:
+    return _LEFT + _INSIDE * value / top
+
+
+def _y(value: float, top: float) -> float:
+    return _TOP + _TALL * (1 - value / top)

@@ -1,0 +1,1 @@
+"""Timelines of single transfers: reading what the connector wrote, aligning clocks, Chrome traces and pictures."""

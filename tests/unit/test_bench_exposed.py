@@ -1,0 +1,149 @@
+"""How samples become the rows of the exposed and idle reports, and the flags that the engines get."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from prebook_bench import exposed, fleet, idle, tables
+from prebook_bench.engines import PairOptions
+from prebook_bench.fronts import prefill_body
+from prebook_bench.modes import (
+    EngineIdentity,
+    EngineShape,
+    Mode,
+    PrebookOptions,
+    Role,
+    dispatch_environment,
+    engine_arguments,
+    kv_transfer_config,
+)
+from prebook_bench.workload import ModelShape
+
+MODEL = ModelShape(vocabulary=512, kv_bytes_per_token=16384)
+PAIR = PairOptions(shape=EngineShape(model="/m", chunk_tokens=512), dispatch=False, prebook=PrebookOptions())
+
+
+def options(**changes: object) -> exposed.ExposedOptions:
+    values: dict[str, object] = {
+        "modes": (Mode.PULL, Mode.PREBOOK), "lengths": (2000, 4000), "repeats": 3, "pair": PAIR, "together": True,
+    }  # fmt: skip
+    return exposed.ExposedOptions(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def sample(
+    mode: Mode, *, ttft: float, bare: float = 1.0, leg: float | None = None, tokens: int = 4000
+) -> exposed.Sample:
+    return exposed.Sample(mode=mode, tokens=tokens, repeat=0, bare_leg=bare, ttft=ttft, prefill_leg=leg)
+
+
+def test_exposed_is_the_difference_of_medians() -> None:
+    run = exposed.Run(
+        samples=[sample(Mode.PULL, ttft=t, bare=b) for t, b in ((1.6, 1.0), (1.7, 1.1), (9.0, 0.9))]
+        + [sample(Mode.PREBOOK, ttft=1.1, bare=1.0, leg=1.04)]
+    )
+    rows = exposed.summarise(run, options=options(), model=MODEL, rate=1e9)
+    pull, prebook = rows
+    assert pull["exposed_s"] == pytest.approx(0.7)  # 1.7 - 1.0: the outlier moves neither median
+    assert pull["exposed_in_request_s"] is None
+    assert prebook["exposed_s"] == pytest.approx(0.1)
+    assert prebook["exposed_in_request_s"] == pytest.approx(0.06)
+    assert prebook["exposed_to_pull"] == pytest.approx(1 / 7)
+    assert prebook["line_time_s"] == pytest.approx(0.524288)
+    assert prebook["last_chunk_line_time_s"] == pytest.approx(4000 % 512 * 16384 * 8 / 1e9)
+    assert json.loads(json.dumps(rows))[0]["mode"] == "pull"
+
+
+def test_the_last_chunk_of_an_even_prompt_is_a_whole_chunk() -> None:
+    run = exposed.Run(samples=[sample(Mode.PULL, ttft=2, tokens=1024)])
+    row = exposed.summarise(run, options=options(lengths=(1024,)), model=MODEL, rate=1e9)[0]
+    assert row["last_chunk_line_time_s"] == pytest.approx(512 * 16384 * 8 / 1e9)
+
+
+def test_modes_without_samples_have_no_row() -> None:
+    run = exposed.Run(samples=[sample(Mode.PREBOOK, ttft=2)])
+    rows = exposed.summarise(run, options=options(), model=MODEL, rate=None)
+    assert [(row["mode"], row["tokens"]) for row in rows] == [(Mode.PREBOOK, 4000)]
+    assert rows[0]["exposed_to_pull"] is None
+    assert rows[0]["line_time_s"] is None
+    assert "prebook" in tables.exposed_table({"summary": rows})
+
+
+def test_all_pairs_are_up_at_once_only_when_they_fit() -> None:
+    gib = 1024**3
+    assert fleet.fits_together(3, available_bytes=32 * gib, kv_cache_bytes=gib // 2)
+    assert not fleet.fits_together(3, available_bytes=16 * gib, kv_cache_bytes=gib // 2)
+
+
+def test_idle_rows_are_compared_with_the_pair_without_a_connector() -> None:
+    rows = [{"mode": mode, "prefill_cores": c / 2, "decode_cores": c / 2, "pair_cores": c, "warm_up": "ok"}
+            for mode, c in ((Mode.NONE, 0.02), (Mode.PUSH, 2.02))]  # fmt: skip
+    compared = idle.with_baseline(rows)
+    assert compared[1]["beyond_baseline_cores"] == pytest.approx(2.0)
+    assert idle.with_baseline(rows[1:])[0]["beyond_baseline_cores"] is None
+    assert "+2.000" in tables.idle_table({"summary": compared})
+
+
+def identity(mode: Mode, role: Role) -> EngineIdentity:
+    return EngineIdentity(mode=mode, role=role, address="10.0.0.2")
+
+
+def test_pairs_of_different_modes_share_no_port() -> None:
+    identities = [identity(mode, Role.PREFILL) for mode in Mode]
+    ports = [port for i in identities for port in (i.http_port, i.side_channel_port)]
+    assert len(set(ports)) == len(ports)
+    assert len({i.engine_id for i in identities}) == len(identities)
+
+
+def test_transfer_configs() -> None:
+    made = {
+        mode: kv_transfer_config(
+            identity(mode, Role.DECODE), control_dir="/c", timeline_dir="/t", options=PrebookOptions()
+        )
+        for mode in Mode
+    }
+    assert made[Mode.NONE] is None
+    assert made[Mode.PULL] is not None
+    assert made[Mode.PULL]["kv_connector"] == "NixlConnector"
+    ours = made[Mode.PREBOOK]
+    assert ours is not None
+    assert ours["kv_role"] == "kv_consumer"
+    assert ours["kv_connector_extra_config"]["prebook"]["control_dir"] == "/c"
+    assert ours["kv_connector_extra_config"]["prebook"]["timeline_dir"] == "/t"
+
+
+def test_engine_flags_differ_only_in_the_connector() -> None:
+    def flags(mode: Mode) -> list[str]:
+        engine = identity(mode, Role.PREFILL)
+        transfer = kv_transfer_config(engine, control_dir="/c", timeline_dir=None, options=PrebookOptions())
+        made = engine_arguments(engine, shape=PAIR.shape, transfer=transfer, dispatch=False)
+        return [flag for flag in made if not flag.startswith(("--kv-transfer-config", "--port"))]
+
+    assert flags(Mode.PULL) == flags(Mode.PUSH) == flags(Mode.PREBOOK) == flags(Mode.NONE)
+    assert "--max-num-batched-tokens=512" in flags(Mode.PULL)
+
+
+def test_dispatch_environment_points_at_the_peer() -> None:
+    prefill, decode = identity(Mode.PREBOOK, Role.PREFILL), identity(Mode.PREBOOK, Role.DECODE)
+    env = dispatch_environment(
+        decode, peer=prefill, token_file="/k", control_dir="/c", model="m", local_prefill_max_tokens=0
+    )
+    value = json.loads(env["PREBOOK_DISPATCH"])
+    assert value["peers"] == f"static:///10.0.0.2:{prefill.http_port}"
+    assert value["role"] == "decode"
+
+
+def test_a_prefill_leg_asks_for_one_token_without_streaming() -> None:
+    body = {"prompt": [1, 2], "max_tokens": 64, "stream": True, "stream_options": {}, "min_tokens": 9, "temperature": 0}
+    assert prefill_body(body) == {"prompt": [1, 2], "max_tokens": 1, "stream": False, "temperature": 0}
+
+
+def test_the_package_is_importable_without_vllm_loaded() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, prebook_bench.cli; sys.exit(any(m.split('.')[0] in ('vllm', 'torch') for m in sys.modules))"
+    environment = {**os.environ}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+    assert Path(exposed.__file__).exists()
