@@ -1,0 +1,1 @@
+"""Tests of the chart, the plain install, the examples and the image."""
