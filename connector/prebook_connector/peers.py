@@ -51,12 +51,17 @@ class Peer:
         """Whether the pair is warm in both directions."""
         return self.attached and self.clock.heard_at > 0.0
 
-    @property
-    def state(self) -> str:
-        """ready | connecting | failed, for the status."""
+    def state(self, now: float) -> tuple[str, str | None]:
+        """(ready | connecting | failed, why), for the status.
+
+        A peer that was silent for a whole lease has failed: heartbeats are due three times in it, also when idle.
+        """
+        silent = self.clock.silent_for(now)
+        if self.ready and silent > self.clock.lease_seconds:
+            return "failed", f"silent for {silent:.0f} s"
         if self.ready:
-            return "ready"
-        return "failed" if self.error and not self.attached else "connecting"
+            return "ready", None
+        return ("failed" if self.error and not self.attached else "connecting"), self.error
 
 
 class PeerTable:

@@ -21,7 +21,7 @@ from prebook_connector.book_side import BookSide
 from prebook_connector.control import ControlError, ControlServer
 from prebook_connector.metadata import PrebookMetadata
 from prebook_connector.nixl_link import NixlLink, fetch_payloads
-from prebook_connector.peers import PeerTable
+from prebook_connector.peers import Peer, PeerTable
 from prebook_connector.ports import PeerSpec
 from prebook_connector.push import PushSettings
 from prebook_connector.push_side import PushSide
@@ -307,10 +307,7 @@ class PrebookWorker:
             "role": "prefill" if self._is_prefill else "decode",
             "rank": self._rank,
             "compat_hash": self._data.compat_hash,
-            "pairs": {
-                peer.spec.engine_id: {"state": peer.state, "error": peer.error, "draining": peer.draining}
-                for peer in list(core.peers.peers.values())
-            },
+            "pairs": {peer.spec.engine_id: _pair(peer, now) for peer in list(core.peers.peers.values())},
             "transfers": {
                 "booked": book.booked if book is not None else 0,
                 "pushing": push.open if push is not None else 0,
@@ -341,6 +338,11 @@ class PrebookWorker:
         _, core = self._running()
         account = core.book.accounts.get(str(request.get("transfer_id"))) if core.book is not None else None
         return {"known": account is not None, **(account.as_json() if account is not None else {})}
+
+
+def _pair(peer: Peer, now: float) -> dict[str, Any]:
+    state, error = peer.state(now)
+    return {"state": state, "error": error, "draining": peer.draining}
 
 
 def _side_channel(vllm_config: VllmConfig) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-START_SECONDS = 240.0
+START_SECONDS = 420.0
 _addresses = itertools.count(20 + os.getpid() % 100)
 
 
@@ -52,7 +52,7 @@ class Engine:
         self.url = f"http://{spec.host}:8000"
         self.port = 5600
         self.process: subprocess.Popen[bytes] | None = None
-        self.client = httpx.Client(base_url=self.url, timeout=120.0)
+        self.client = httpx.Client(base_url=self.url, timeout=300.0)
 
     def start(self) -> Engine:
         """Starts the process; see :meth:`wait`."""

@@ -20,7 +20,16 @@ from tests.engine.pair import EngineSpec, Pair, engines, new_id, tokens_of, wait
 
 BLOCK = 32
 CHUNK = 256
-ARGS = ("--block-size", str(BLOCK), "--max-num-batched-tokens", str(CHUNK), "--max-model-len", "4096")
+ARGS = (
+    "--block-size",
+    str(BLOCK),
+    "--max-num-batched-tokens",
+    str(CHUNK),
+    "--max-model-len",
+    "4096",
+    "--num-gpu-blocks-override",
+    "512",
+)
 MAX_TOKENS = 6
 
 pool = ThreadPoolExecutor(16)

@@ -118,6 +118,18 @@ def test_reported_load_leaves_out_what_came_from_here() -> None:
     assert (peer.load_others, peer.score) == (700, 1000)
 
 
+def test_a_silent_peer_stays_desired_until_it_is_known_to_be_dead() -> None:
+    """What decode booked with it must stay booked: it may come back in the middle of a write."""
+    made, address = table(), ADDRESSES[0]
+    made.resolved([address], now=0)
+    made.answered(address, engine("a"), now=0)
+    made.failed(address, PollFailure.TIMEOUT, "", now=1)
+    assert made.failed(address, PollFailure.TIMEOUT, "", now=7) == [Gone("a", Failure.PEER_LOST)]
+    assert [peer.address for peer in made.desired()] == [address]
+    made.failed(address, PollFailure.REFUSED, "", now=8)
+    assert made.desired() == []
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Whatever happens in whatever order: no load goes negative, and nothing unfit is ever offered."""
 

@@ -60,6 +60,8 @@ class Peer:
     identity: Identity | None = None
     error: str | None = None
     lost: bool = False
+    silent: bool = False
+    """Lost because it does not answer, not because its process is known to be gone: it may still write."""
     leaving: bool = False
     pair: Pair | None = None
     in_flight_tokens: int = 0
@@ -140,13 +142,17 @@ class PeerTable:
         return sum(self.state(peer) is PeerState.READY for peer in listed), len(listed)
 
     def desired(self) -> list[Peer]:
-        """Peers that the connector should be paired with: seen, fitting, alive."""
+        """Peers that the connector should be paired with: seen, fitting, and not known to be dead.
+
+        A peer that is merely silent stays: what decode booked with it must not be freed, because it may come back in
+        the middle of a write. The connector frees such blocks only when the peer is missing from this list.
+        """
         return [
             peer
             for peer in self.peers()
             if peer.identity is not None
             and not peer.error
-            and not peer.lost
+            and (not peer.lost or peer.silent)
             and (not peer.leaving or peer.in_flight > 0)
         ]
 
@@ -181,6 +187,7 @@ class PeerTable:
                 identity=identity,
                 error=error,
                 lost=False,
+                silent=False,
                 failing_since=None,
                 pair=None if replaced else peer.pair,
                 in_flight_tokens=0 if replaced else peer.in_flight_tokens,
@@ -202,21 +209,23 @@ class PeerTable:
         if how is PollFailure.GARBAGE and not peer.lost:
             gone = self._lose(peer, now=now, error=detail, since=since)
         elif peer.identity is None or peer.lost:
-            self._put(replace(peer, failing_since=since))
+            dead = peer.silent and how is PollFailure.REFUSED
+            self._put(replace(peer, failing_since=since, silent=peer.silent and not dead), touch=dead)
             gone = []
         elif how is PollFailure.REFUSED or now - since >= self._lost_after:
-            gone = self._lose(peer, now=now, error=None, since=since)
+            gone = self._lose(peer, now=now, error=None, since=since, silent=how is PollFailure.TIMEOUT)
         else:
             self._put(replace(peer, failing_since=since))
             gone = []
         self._sweep()
         return gone
 
-    def _lose(self, peer: Peer, *, now: float, error: str | None, since: float) -> list[Gone]:
+    def _lose(self, peer: Peer, *, now: float, error: str | None, since: float, silent: bool = False) -> list[Gone]:
         self._put(
             replace(
                 peer,
                 lost=peer.identity is not None,
+                silent=silent,
                 error=error,
                 pair=None,
                 failing_since=since,

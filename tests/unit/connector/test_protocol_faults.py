@@ -114,7 +114,7 @@ class Faults(RuleBasedStateMachine):
     def _why(self, transfer: Transfer) -> str:
         assert self.world.decode.book is not None
         entry = self.world.decode.book.entry(transfer.name)
-        peers = {name: (peer.state, peer.error) for name, peer in self.world.decode.peers.peers.items()}
+        peers = {name: peer.state(self.world.net.now) for name, peer in self.world.decode.peers.peers.items()}
         return f"{transfer.name} waits for ever: {entry}; peers {peers}"
 
     def teardown(self) -> None:

@@ -162,6 +162,19 @@ def test_a_stopped_prefill_keeps_the_blocks_in_quarantine_until_it_answers(world
     assert world.decode.book.quarantined(world.net.now) == 0
 
 
+def test_a_silent_peer_is_reported_as_failed_and_recovers(world: World) -> None:
+    peer = world.decode.peers.peers["P"]
+    assert peer.state(world.net.now) == ("ready", None)
+    world.prefill.stopped = True
+    world.net.advance(LEASE * 1.2)
+    state, why = peer.state(world.net.now)
+    assert state == "failed"
+    assert why is not None
+    world.prefill.stopped = False
+    world.net.advance(LEASE / 2)
+    assert peer.state(world.net.now) == ("ready", None)
+
+
 def test_without_a_lease_nothing_is_posted(world: World) -> None:
     transfer = world.new("t", 40)
     world.book(transfer)
