@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -80,21 +81,29 @@ def test_preemption_on_prefill_after_blocks_were_pushed(pair: Pair) -> None:
     def preemptions() -> float:
         return float(pair.prefill.status()["counters"].get("preemptions", 0))
 
-    growing = [pool.submit(pair.prefill.complete, prompt(100 + i, 64), max_tokens=500) for i in range(3)]
-    seed = 200
-    while preemptions() == 0 and not all(future.done() for future in growing):
-        # As long as fits: each block that a decode needs from now on must come from this prefill.
-        free = int(BLOCKS * (1 - pair.prefill.kv_usage())) - 2
-        ids, transfer_id = prompt(seed, min(1500, max(100, free * 32 - 1))), new_id()
-        leg = pool.submit(pair.prefill.complete, ids, max_tokens=1, params=pair.prefill_params(transfer_id))
-        answer = pair.decode.complete(ids, max_tokens=TOKENS, params=pair.decode_params(transfer_id))
-        leg.result().raise_for_status()
-        account = pair.account(transfer_id)
-        assert (account["state"], account["verified"]) == ("committed", True), account
-        assert tokens_of(answer) == expected(pair.decode, ids)
-        seed += 1
+    def grow(seed: int) -> None:
+        while not enough.is_set():
+            pair.prefill.complete(prompt(seed, 64), max_tokens=400).raise_for_status()
+
+    enough = threading.Event()
+    growing = [pool.submit(grow, 100 + i) for i in range(3)]
+    seed, deadline = 200, time.monotonic() + 240
+    try:
+        while preemptions() == 0 and time.monotonic() < deadline:
+            # As long as fits: each block that a decode needs from now on must come from this prefill.
+            free = int(BLOCKS * (1 - pair.prefill.kv_usage())) - 1
+            ids, transfer_id = prompt(seed, min(1500, max(100, free * 32 - 1))), new_id()
+            leg = pool.submit(pair.prefill.complete, ids, max_tokens=1, params=pair.prefill_params(transfer_id))
+            answer = pair.decode.complete(ids, max_tokens=TOKENS, params=pair.decode_params(transfer_id))
+            leg.result().raise_for_status()
+            account = pair.account(transfer_id)
+            assert (account["state"], account["verified"]) == ("committed", True), account
+            assert tokens_of(answer) == expected(pair.decode, ids)
+            seed += 1
+    finally:
+        enough.set()
     for future in growing:
-        future.result().raise_for_status()
+        future.result()
     assert preemptions() > 0, "nothing was preempted: the KV cache of the prefill engine is too large for this test"
 
 
