@@ -190,10 +190,8 @@ def test_helm_waits_for_a_model_by_kstatus_as_flux_does(cluster: ControlPlane, h
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "model.yaml").write_text(MODEL)
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: model\nversion: 0.0.1\n")
-    upgrade = ["upgrade", "model", str(tmp_path), "--namespace", home, "--wait"]
+    upgrade = ["upgrade", "--install", "model", str(tmp_path), "--namespace", home, "--wait"]
     with operator(cluster, home, [f"--namespace={home}"]), paired_pods():
-        cluster.helm("install", "model", str(tmp_path), "--namespace", home)
-        wait_for_condition(cluster, home, "Reconciling")
         with pytest.raises(ProcessFailed, match=r"InProgress|not ready"):
             cluster.helm(*upgrade, "--timeout", "5s")
         bring_up(cluster, home, pods=2)

@@ -207,6 +207,10 @@ def _definition(
     subresources: Schema,
 ) -> dict[str, Any]:
     kind = model.__name__
+    schema = structural(model, rules)
+    # kstatus (Flux, Helm) takes an object without a status for done. With observedGeneration 0 from the very start, a new
+    # one is in progress until the operator has looked at it.
+    schema["properties"]["status"]["default"] = {}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -231,7 +235,7 @@ def _definition(
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "schema": {"openAPIV3Schema": structural(model, rules)},
+                    "schema": {"openAPIV3Schema": schema},
                     "subresources": subresources,
                     "additionalPrinterColumns": columns,
                 }
