@@ -19,7 +19,7 @@ ARGS = (
     "--max-num-batched-tokens",
     "256",
     "--max-model-len",
-    "2048",
+    "1024",
     "--num-gpu-blocks-override",
     "80",
 )

@@ -208,7 +208,7 @@ def _definition(
 ) -> dict[str, Any]:
     kind = model.__name__
     schema = structural(model, rules)
-    # kstatus (Flux, Helm) takes an object without a status for done. With observedGeneration 0 from the very start, a new
+    # kstatus (Flux, Helm) takes an object without a status for done. With observedGeneration 0 from the start, a new
     # one is in progress until the operator has looked at it.
     schema["properties"]["status"]["default"] = {}
     return {
