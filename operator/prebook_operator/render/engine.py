@@ -52,6 +52,10 @@ def model_path(model: DisaggregatedModel) -> str:
     return rest if scheme == "file" else model.spec.model.uri
 
 
+# Asked every few seconds by probes, scrapers and peers; requests would drown among them in the log.
+POLLED_PATHS = ("/health", "/metrics", "/prebook/v1/identity", "/prebook/v1/ready", "/prebook/v1/status")
+
+
 def engine_args(model: DisaggregatedModel, ctx: RenderContext, role: Role, rev8: str) -> list[str]:
     """Arguments of the API server: Prebook's own first, then the user's."""
     spec = model.spec
@@ -66,6 +70,8 @@ def engine_args(model: DisaggregatedModel, ctx: RenderContext, role: Role, rev8:
         f"--middleware={MIDDLEWARE}",
         f"--shutdown-timeout={spec.engine.shutdown_seconds}",
     ]
+    if "--disable-access-log-for-endpoints" not in given:
+        args.append(f"--disable-access-log-for-endpoints={','.join(POLLED_PATHS)}")
     if spec.model.revision is not None and spec.model.uri.startswith("hf://"):
         args.append(f"--revision={spec.model.revision}")
     if spec.model.uri.startswith("s3://") and "--load-format" not in given:
