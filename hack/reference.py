@@ -90,6 +90,7 @@ def metrics_page() -> str:
         for name, spec in recorder.COUNTERS.items()
     ]
     engine += [(f"`prebook_{name}`", "histogram", "", cell(spec.help)) for name, spec in recorder.HISTOGRAMS.items()]
+    engine += [(f"`prebook_{name}`", "gauge", "", cell(text)) for name, text in recorder.GAUGES.items()]
     dispatcher = [m for m in vars(dispatch_metrics).values() if isinstance(m, Counter | Gauge | Histogram)]
     operator = Metrics()
     operator.watch_state(Cache(), lambda: 0)

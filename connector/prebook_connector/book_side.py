@@ -300,9 +300,14 @@ class BookSide:
         """Blocks that are neither wanted nor known to be safe because prefill is silent."""
         return sum(
             entry.booking.blocks
-            for entry in self._open.values()
+            for entry in list(self._open.values())  # the engine's thread asks, too
             if entry.booking.state in (State.FAILING, State.CANCELLING) and now - entry.since > self._flight
         )
+
+    @property
+    def booked_blocks(self) -> int:
+        """Blocks of open bookings."""
+        return sum(entry.booking.blocks for entry in list(self._open.values()))
 
     @property
     def booked(self) -> int:

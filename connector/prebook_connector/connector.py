@@ -126,12 +126,14 @@ class PrebookConnector(NixlBaseConnector):  # type: ignore[misc]
     # -- both ----------------------------------------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> PrebookStats | None:
+        if self._worker is not None:
+            self._worker.measure()
         taken = self._recorder.take()
         return PrebookStats(data=taken) if taken else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PrebookStats:
-        return PrebookStats(data=data if data is not None else {"counts": {}, "samples": {}})
+        return PrebookStats(data=data if data is not None else {"counts": {}, "samples": {}, "gauges": {}})
 
     @classmethod
     def build_prom_metrics(

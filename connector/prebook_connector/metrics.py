@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from prebook_connector.recorder import COUNTERS, HISTOGRAMS, SEPARATOR
+from prebook_connector.recorder import COUNTERS, GAUGES, HISTOGRAMS, SEPARATOR
 
 
 class PrebookStats(KVConnectorStats):  # type: ignore[misc]
@@ -17,11 +17,11 @@ class PrebookStats(KVConnectorStats):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.data = {"counts": {}, "samples": {}}
+        self.data = {"counts": {}, "samples": {}, "gauges": {}}
 
     def is_empty(self) -> bool:
         """Whether there is anything to report."""
-        return not self.data.get("counts") and not self.data.get("samples")
+        return not any(self.data.get(part) for part in ("counts", "samples", "gauges"))
 
     def aggregate(self, other: KVConnectorStats) -> PrebookStats:
         """Adds another worker's or interval's figures to these."""
@@ -31,6 +31,8 @@ class PrebookStats(KVConnectorStats):  # type: ignore[misc]
             counts[name] = counts.get(name, 0.0) + value
         for name, values in other.data.get("samples", {}).items():
             samples[name] = [*samples.get(name, []), *values]
+        # The ranks of one engine book alike, and a later interval replaces an earlier one: the last word counts.
+        self.data["gauges"] = {**self.data.get("gauges", {}), **other.data.get("gauges", {})}
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -57,6 +59,13 @@ class PrebookPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             )
             for name, spec in HISTOGRAMS.items()
         }
+        gauge_type = metric_types[Gauge]
+        self._gauges = {
+            name: gauge_type(
+                name=f"prebook_{name}", documentation=text, labelnames=labelnames, multiprocess_mode="mostrecent"
+            )
+            for name, text in GAUGES.items()
+        }
         for name, spec in COUNTERS.items():
             if not spec.labels:  # shows 0 instead of nothing
                 for values in per_engine_labelvalues.values():
@@ -71,3 +80,5 @@ class PrebookPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         for name, values in transfer_stats_data.get("samples", {}).items():
             for sample in values:
                 self._histograms[name].labels(*engine).observe(sample)
+        for name, value in transfer_stats_data.get("gauges", {}).items():
+            self._gauges[name].labels(*engine).set(value)

@@ -46,7 +46,7 @@ class NixlLink:
 
     def post(self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes) -> Posted:
         write = self._data.write(engine_id, local=local, remote=remote, payload=payload)
-        return Posted(tuple(write.handles), write.bytes)
+        return Posted(tuple(write.handles), write.bytes, write.descriptors)
 
     def poll(self, handle: Any) -> HandleState:
         try:

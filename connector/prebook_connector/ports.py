@@ -43,6 +43,7 @@ class Posted:
 
     handles: tuple[object, ...]
     bytes: int
+    descriptors: int = 0
 
 
 class Link(Protocol):

@@ -9,6 +9,7 @@ reaper that looks at deadlines alone would free blocks under an in-flight WRITE.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -332,7 +333,10 @@ class PushSide:
             payload = encode(Progress(push.transfer_id, ledger.epoch, write.start, write.stop))
             if self._checksum is not None and not push.whole and self._checked(push):
                 push.checksums.append((write.start, write.stop, self._checksum(local[0])))
+            began = time.perf_counter()
             posted = self._link.post(engine_id, local=local, remote=remote, payload=payload)
+            self._recorder.observe("post_seconds", time.perf_counter() - began)
+            self._recorder.count("descriptors", by=posted.descriptors)
             ledger.post(write)
             push.writes.append(OpenWrite(write, ledger.epoch, list(posted.handles), posted.bytes))
             self._recorder.count("writes")

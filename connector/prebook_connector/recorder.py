@@ -32,6 +32,14 @@ class HistogramSpec:
     buckets: tuple[float, ...]
 
 
+GAUGES: dict[str, str] = {
+    "booked_blocks": "KV blocks that decode has booked with prefill",
+    "quarantined_blocks": "Booked blocks that nobody wants and prefill has not yet declared quiet",
+    "open_pushes": "Transfers that prefill has not ended",
+    "queue_depth": "Calls that wait for the transfer thread",
+    "peers_attached": "Peer engines that notifications can be sent to",
+}
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 COUNTERS: dict[str, CounterSpec] = {
@@ -39,6 +47,7 @@ COUNTERS: dict[str, CounterSpec] = {
     "pushed_bytes": CounterSpec("Bytes of KV written into decode's blocks"),
     "pushed_blocks": CounterSpec("KV blocks written into decode's blocks"),
     "writes": CounterSpec("WRITEs posted"),
+    "descriptors": CounterSpec("Descriptors in posted WRITEs, before the transport merges adjacent ones"),
     "post_failures": CounterSpec("WRITEs that the transport refused"),
     "preemptions": CounterSpec("Prefills that were preempted while a transfer was open"),
     "kept_blocks": CounterSpec("Blocks that decode kept of transfers that failed half way"),
@@ -65,6 +74,7 @@ HISTOGRAMS: dict[str, HistogramSpec] = {
     "overlap_ratio": HistogramSpec(
         "Share of a transfer's bytes that was done before prefill finished", tuple(i / 10 for i in range(11))
     ),
+    "post_seconds": HistogramSpec("Time to post one WRITE", _SECONDS),
     "handshake_seconds": HistogramSpec("Duration of successful handshakes", _SECONDS),
 }
 
@@ -82,6 +92,8 @@ class MemoryRecorder:
         self._totals: dict[str, float] = defaultdict(float)
         self._counts: dict[str, float] = defaultdict(float)
         self._samples: dict[str, list[float]] = defaultdict(list)
+        self._gauges: dict[str, float] = {}
+        self._told: dict[str, float] = {}
 
     def count(self, name: str, labels: tuple[str, ...] = (), by: float = 1.0) -> None:
         """Adds ``by`` to a counter of :data:`COUNTERS`."""
@@ -102,6 +114,13 @@ class MemoryRecorder:
                 self._counts["dropped_samples"] += 1
                 self._totals["dropped_samples"] += 1
 
+    def gauge(self, name: str, value: float) -> None:
+        """Sets a gauge of :data:`GAUGES`."""
+        if name not in GAUGES:
+            raise ValueError(f"no gauge {name}")
+        with self._lock:
+            self._gauges[name] = value
+
     def totals(self) -> dict[str, float]:
         """Counters since start, keyed ``name|label``."""
         with self._lock:
@@ -110,9 +129,11 @@ class MemoryRecorder:
     def take(self) -> dict[str, Any] | None:
         """What came since the last call, None when nothing did."""
         with self._lock:
-            if not self._counts and not self._samples:
+            changed = {name: value for name, value in self._gauges.items() if self._told.get(name) != value}
+            if not self._counts and not self._samples and not changed:
                 return None
-            taken = {"counts": dict(self._counts), "samples": dict(self._samples)}
+            taken = {"counts": dict(self._counts), "samples": dict(self._samples), "gauges": changed}
+            self._told.update(changed)
             self._counts.clear()
             self._samples.clear()
             return taken

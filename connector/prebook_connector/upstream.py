@@ -112,6 +112,7 @@ class Write:
 
     handles: list[Any]
     bytes: int
+    descriptors: int
 
 
 class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
@@ -132,7 +133,7 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
                 "PrebookConnector moves device memory; remove kv_buffer_device=cpu (it is for CPU engines)"
             )
         self._write_payload = b""
-        self._write_bytes = 0
+        self._write_bytes = self._write_descriptors = 0
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Registers the KV caches with NIXL and builds the handshake payload; starts no thread."""
@@ -228,7 +229,7 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
                 block_ids=tuple(list(group) for group in remote), host="", port=0, engine_id=engine_id, request_id=""
             ),
         )
-        self._write_payload, self._write_bytes = payload, 0
+        self._write_payload, self._write_bytes, self._write_descriptors = payload, 0, 0
         key = "write"
         try:
             self._xfer_blocks_for_req(key, meta)
@@ -236,7 +237,7 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
             raise
         except Exception as error:
             raise LinkError(f"{type(error).__name__}: {error}") from error
-        return Write(self._sending_transfers.pop(key, []), self._write_bytes)
+        return Write(self._sending_transfers.pop(key, []), self._write_bytes, self._write_descriptors)
 
     def _xfer_blocks(
         self,
@@ -287,6 +288,7 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
             raise LinkError("the transport refused the WRITE")
         split = max(1, -self.transfer_topo.tp_ratio(info.remote_tp_size)) if not self.use_mla else 1
         data = self.src_blocks_data_by_block_size.get(info.remote_block_size, self.src_blocks_data)
+        self._write_descriptors += len(local_ids)
         self._write_bytes += int(np.asarray(data)[local_ids, 1].sum()) // split
         return handle
 

@@ -270,6 +270,19 @@ class PrebookWorker:
         invalid, self._invalid = self._invalid, set()
         return invalid
 
+    def measure(self) -> None:
+        """Sets the gauges, once a step."""
+        if self._thread is None or self._core is None:
+            return
+        book, push, now = self._core.book, self._core.push, time.monotonic()
+        if book is not None:
+            self._recorder.gauge("booked_blocks", book.booked_blocks)
+            self._recorder.gauge("quarantined_blocks", book.quarantined(now))
+        if push is not None:
+            self._recorder.gauge("open_pushes", push.open)
+        self._recorder.gauge("queue_depth", self._thread.depth())
+        self._recorder.gauge("peers_attached", sum(peer.attached for peer in list(self._core.peers.peers.values())))
+
     def _running(self) -> tuple[TransferThread, Core]:
         if self._thread is None or self._core is None:
             raise RuntimeError("the connector was used before register_kv_caches")

@@ -241,9 +241,9 @@ def test_garbage_on_the_side_channel_and_the_control_socket(pair: Pair) -> None:
     assert pair.decode.status()["pairs"][pair.prefill.engine_id]["state"] == "ready"
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.15, 0.6])
+@pytest.mark.parametrize("delay", [0.0, 0.15, 0.6, 3.0])
 def test_a_client_that_leaves_frees_everything(pair: Pair, delay: float) -> None:
-    """Leaves while decode waits for a prefill that is queued, running, or done."""
+    """Leaves while the prefill is queued or running, while KV is in flight, and while decode generates."""
     ids, transfer_id = prompt(7000 + int(delay * 100), 1500), new_id()
     leg = pool.submit(pair.prefill.complete, ids, max_tokens=1, params=pair.prefill_params(transfer_id))
     body = {
@@ -290,6 +290,7 @@ def test_metrics_are_in_vllms_registry(pair: Pair) -> None:
     assert committed
     assert float(committed[0].rsplit(" ", 1)[1]) > 0
     assert "prebook_exposed_transfer_seconds_bucket" in decode
+    assert "prebook_quarantined_blocks" in decode
 
 
 def test_last_of_all_nothing_is_left(pair: Pair) -> None:

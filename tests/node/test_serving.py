@@ -20,7 +20,7 @@ from tests.kube.cluster import RealCluster
 from tests.kube.controlplane import wait_for
 from tests.kube.fixtures import new_namespace
 from tests.kube.processes import ProcessFailed
-from tests.kube.release import ROOT, install_chart, operator_image, uninstall_chart
+from tests.kube.release import NAMESPACE, RELEASE, ROOT, install_chart, operator_image, uninstall_chart
 from tests.kube.rest import Json
 from tests.node.test_real_node import pod, wait_phase
 
@@ -120,6 +120,11 @@ def test_kv_is_pushed_from_one_pod_to_the_other(serving: Serving) -> None:
     assert account["prefill_engine_id"] == identity["engine_id"]
     assert account["bytes"] > 0
     assert account["writes"] > 0
+
+
+def test_the_charts_own_test_passes(serving: Serving) -> None:
+    said = serving.cluster.control_plane.helm("test", RELEASE, "--namespace", NAMESPACE, seconds=240)
+    assert "Succeeded" in said, said
 
 
 def test_get_and_describe_say_that_it_serves(serving: Serving) -> None:

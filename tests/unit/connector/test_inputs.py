@@ -199,6 +199,14 @@ def test_the_recorder_knows_its_metrics() -> None:
         recorder.observe("no_such", 1.0)
     recorder.count("transfers", ("committed",))
     recorder.observe("overlap_ratio", 0.5)
-    assert recorder.take() == {"counts": {"transfers|committed": 1.0}, "samples": {"overlap_ratio": [0.5]}}
-    assert recorder.take() is None
+    with pytest.raises(ValueError, match="no gauge"):
+        recorder.gauge("no_such", 1.0)
+    recorder.gauge("booked_blocks", 3.0)
+    assert recorder.take() == {
+        "counts": {"transfers|committed": 1.0},
+        "samples": {"overlap_ratio": [0.5]},
+        "gauges": {"booked_blocks": 3.0},
+    }
+    recorder.gauge("booked_blocks", 3.0)
+    assert recorder.take() is None, "an unchanged gauge is no news"
     assert recorder.totals() == {"transfers|committed": 1.0}

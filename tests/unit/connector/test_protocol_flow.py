@@ -309,3 +309,38 @@ def test_an_idle_pair_sends_only_heartbeats(world: World) -> None:
     world.net.advance(LEASE * 2)
     assert before <= 4
     assert 8 <= len(sent) <= 16  # two ways, a third of a lease apart
+
+
+class FakeEvent:
+    """A device event that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.passed = False
+
+    def query(self) -> bool:
+        return self.passed
+
+
+def test_blocks_leave_only_when_the_device_has_passed_their_fence(world: World) -> None:
+    """The CUDA path: a step is launched, its KV is final when its event has passed, and events pass in order."""
+    transfer = world.new("t", 32)
+    world.book(transfer)
+    world.queue(transfer)
+    core, settle = world.prefill.core, world.prefill.core.settle
+    fences = [FakeEvent(), FakeEvent(), FakeEvent()]
+    for fence in fences:
+        core.settle = lambda _, settled, fence=fence: settle(fence, settled)  # type: ignore[method-assign]
+        world.chunk(transfer, 8)
+    world.net.advance(1.0)
+    assert not world.decode.memory
+    fences[1].passed = True
+    world.net.advance(1.0)
+    assert not world.decode.memory, "the first step's event stands in front"
+    fences[0].passed = True
+    world.net.advance(1.0)
+    assert len(world.decode.memory) == 4
+    assert transfer.outcome is None
+    fences[2].passed = True
+    world.chunk(transfer, 8)  # the last one: prefill finishes when its outputs are there
+    world.net.advance(1.0)
+    assert complete(transfer)
