@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -12,8 +13,26 @@ from tests.chart.helm import Helm
 from tests.kube.controlplane import ControlPlane, Options
 from tests.kube.fakenodes import FakeKubelet
 from tests.kube.fixtures import CONTROL_PLANE_PROGRAMS, new_namespace, require_binaries
+from tests.kube.processes import ProcessFailed
 
 CRDS = ("disaggregatedmodels.prebook.dev", "modelroles.prebook.dev")
+
+
+def delete_crds(cluster: ControlPlane) -> None:
+    """Deletes the CRDs and waits for their end.
+
+    The server's own finalizer backs off exponentially when it meets a CRD that was deleted within moments of its
+    creation, up to minutes; any change of the object has it look again at once.
+    """
+    for attempt in range(12):
+        try:
+            cluster.kubectl("delete", "crd", "--ignore-not-found", "--timeout=10s", *CRDS)
+            return
+        except ProcessFailed:
+            for name in CRDS:
+                with contextlib.suppress(ProcessFailed):
+                    cluster.kubectl("annotate", "--overwrite", "crd", name, f"test.prebook.dev/look-again={attempt}")
+    raise ProcessFailed("the CRDs did not go within two minutes")
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +57,6 @@ def home(cluster: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]
     yield name
     for release in json.loads(cluster.helm("list", "--all-namespaces", "--output", "json")):
         cluster.helm("uninstall", release["name"], "--namespace", release["namespace"])
-    cluster.kubectl("delete", "crd", "--ignore-not-found", "--timeout=60s", *CRDS)
+    delete_crds(cluster)
     FakeKubelet(cluster.api, name).finish_deletions()
     cluster.api.delete(f"/api/v1/namespaces/{name}")

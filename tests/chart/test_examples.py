@@ -10,7 +10,7 @@ import yaml
 
 from prebook_operator.api import load
 from prebook_operator.render import cluster_context, render
-from tests.chart.conftest import CRDS
+from tests.chart.conftest import CRDS, delete_crds
 from tests.chart.helm import ROOT
 from tests.kube.controlplane import ControlPlane
 
@@ -97,7 +97,7 @@ def crds(cluster: ControlPlane) -> Any:
     cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
     cluster.kubectl("wait", "--for=condition=Established", "crd", *CRDS, "--timeout=30s")
     yield
-    cluster.kubectl("delete", "crd", *CRDS, "--timeout=60s")
+    delete_crds(cluster)
 
 
 @pytest.mark.tier("apiserver")
