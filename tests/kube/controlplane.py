@@ -119,6 +119,8 @@ class ControlPlane:
             self._prepare()
             self._start_etcd()
             self._start_apiserver()
+            # The controller manager gives up when the API server is not healthy within 10 s of its own start.
+            self._wait_apiserver()
             if self.options.controller_manager:
                 self._start_controller_manager()
             if self.options.scheduler:
