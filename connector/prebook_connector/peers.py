@@ -40,6 +40,7 @@ class Peer:
     attempts: int = 0
     started: float = 0.0
     last_sent: float = 0.0
+    echo_sent: float = 0.0  # the peer's stamp in our last heartbeat
 
     @property
     def attached(self) -> bool:
@@ -139,10 +140,14 @@ class PeerTable:
         peer.clock = PeerClock(self._lease)
 
     def heard(self, peer: Peer, *, now: float, at: float, echo: float) -> bool:
-        """Notes a sign of life; True when it is the first one."""
+        """Notes a sign of life; True when the peer should get our heartbeat at once.
+
+        That is when it does not hold our clock yet, and when it sends a stamp that is much newer than the one we echoed
+        last: one side was paused, the lease has run out, and the regular heartbeats would take their time to renew it.
+        """
         first = peer.clock.heard_at == 0.0
         peer.clock.heard(now=now, peer_at=at, echo=echo)
-        return first
+        return first or echo == 0.0 or at - peer.echo_sent > self._lease / 2
 
     def connect(self, now: float) -> bool:
         """Starts and finishes handshakes; True while one is under way."""
@@ -188,7 +193,7 @@ class PeerTable:
                 interval = min(interval, RETRY_FIRST_SECONDS)
             if peer is not force and now - peer.last_sent < interval:
                 continue
-            peer.last_sent = now
+            peer.last_sent, peer.echo_sent = now, peer.clock.peer_at
             self.send_all(peer, encode(Heartbeat(self._engine_id, now, peer.clock.peer_at, ids)))
 
     def say_bye(self) -> None:

@@ -150,9 +150,7 @@ class Core:
             return
         peer = self.peers.by_agent(agent)
         if peer is not None and isinstance(message, Heartbeat | Register):
-            first = self.peers.heard(peer, now=now, at=message.at, echo=message.echo)
-            if first or message.echo == 0.0:
-                # It does not hold our clock yet, and until it does the side that writes has no lease.
+            if self.peers.heard(peer, now=now, at=message.at, echo=message.echo):
                 self.peers.beat(now, self._held(), force=peer)
         elif peer is not None:
             peer.clock.heard_at = now

@@ -175,6 +175,23 @@ def test_a_silent_peer_is_reported_as_failed_and_recovers(world: World) -> None:
     assert peer.state(world.net.now) == ("ready", None)
 
 
+@pytest.mark.parametrize("paused", ["both", "prefill", "decode"])
+def test_a_pause_longer_than_the_lease_does_not_delay_the_next_request(world: World, paused: str) -> None:
+    """The lease has run out on both sides; it must come back with the first message, not with the next heartbeat."""
+    nodes = {"both": [world.prefill, world.decode], "prefill": [world.prefill], "decode": [world.decode]}[paused]
+    for node in nodes:
+        node.stopped = True
+    world.net.advance(LEASE * 3)
+    for node in nodes:
+        node.stopped = False
+    transfer = world.new("t", 16)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 16)
+    world.net.advance(0.5)
+    assert complete(transfer)
+
+
 def test_without_a_lease_nothing_is_posted(world: World) -> None:
     transfer = world.new("t", 40)
     world.book(transfer)
