@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prebook_operator.local.errors import LocalError, StartError, UserError
-from prebook_operator.local.session import Question, ask_and_tell
+from prebook_operator.local.session import PAIR_TIMEOUT, Question, ask_and_tell
 from prebook_operator.local.source import Source
 from prebook_operator.local.state import RunState, StateFolder
 
@@ -94,7 +94,18 @@ def ask_running(question: Question, *, state: StateFolder) -> None:
             raise UserError(f"{state.name} has ended")
         return found
 
+    _wait_paired(newest)
     asyncio.run(ask_and_tell(question, state=newest))
+
+
+def _wait_paired(newest: Callable[[], RunState]) -> None:
+    """A decode pod is ready before its pairs are, and would answer alone: gives them a moment."""
+    deadline = time.monotonic() + PAIR_TIMEOUT
+    while time.monotonic() < deadline:
+        decodes = [pod for pod in newest().pods if pod.role == "decode"]
+        if decodes and all(pod.pairs_possible and (pod.pairs_ready or 0) >= pod.pairs_possible for pod in decodes):
+            return
+        time.sleep(_POLL)
 
 
 def end_run(state: StateFolder, *, now: bool, write: Callable[[str], None]) -> bool:

@@ -25,7 +25,7 @@ from prebook_operator.local.supervisor import RunOptions, Supervisor, make_run_f
 from prebook_operator.local.workload import PodPlan, Workload, build_workload
 
 # After all pods are ready: how many seconds a pair may take to handshake before the question is asked anyway.
-_PAIR_TIMEOUT = 60.0
+PAIR_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ async def _serve(supervisor: Supervisor, *, question: Question | None, display: 
         display.line(f"ready: {supervisor.state().endpoint}/v1")
         await supervisor.wait_failed()
         return 1
-    if not await supervisor.wait_paired(within=_PAIR_TIMEOUT):
-        display.line(f"warning: not every pair is handshaken after {_PAIR_TIMEOUT:.0f} s; asking anyway")
+    if not await supervisor.wait_paired(within=PAIR_TIMEOUT):
+        display.line(f"warning: not every pair is handshaken after {PAIR_TIMEOUT:.0f} s; asking anyway")
     display.pause()
     failed = asyncio.create_task(supervisor.wait_failed())
     asking = asyncio.create_task(ask_and_tell(question, state=supervisor.state))
