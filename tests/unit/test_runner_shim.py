@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from prebook_operator.local import shim
+from prebook_operator.local.process import Command, Process
 from tests.unit.runner_support import alive, wait_until
 
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
@@ -100,3 +102,17 @@ def test_a_terminals_interrupt_is_not_the_commands_business() -> None:
     assert alive(pid)
     order(process, "K")
     assert process.wait(10) == 137
+
+
+async def test_a_killed_shim_takes_the_whole_session_with_it(tmp_path: Path) -> None:
+    """An engine's children outlive its API server; they would hold its ports, and the output pipe, for ever."""
+    note = tmp_path / "pid"
+    script = f"sh -c 'echo $$ > {note}; while :; do sleep 1; done' & wait"
+    process = await Process.start(Command(["sh", "-c", script], env=dict(os.environ)), on_line=lambda line: None)
+    await asyncio.to_thread(wait_until, lambda: note.exists() and note.read_text().strip(), what="the grandchild")
+    grandchild = int(note.read_text())
+    ended = asyncio.create_task(process.wait())
+    await asyncio.sleep(0)  # the runner waits from the start on
+    os.kill(process.pid, signal.SIGKILL)
+    assert await asyncio.wait_for(ended, 10) < 0
+    wait_until(lambda: not alive(grandchild), what="the end of the grandchild")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from pathlib import Path
 from prebook_operator.local import shim
 
 _SHIM = str(Path(shim.__file__))
+_LOOK_SECONDS = 0.5
 LineSink = Callable[[str], None]
 
 
@@ -34,6 +37,7 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process, output: asyncio.Task[None]) -> None:
         self._process = process
         self._output = output
+        self._sessions: set[int] = set()  # the shim's children lead sessions of their own
 
     @property
     def pid(self) -> int:
@@ -64,8 +68,20 @@ class Process:
 
     async def wait(self) -> int:
         """Waits for the end and for the last of the output; returns the exit status (128 + signal)."""
-        status = await self._process.wait()
-        # The shim killed every descendant before it ended, so nobody holds the pipe any more.
+        self._sessions |= _children(self._process.pid)
+        waiting = asyncio.ensure_future(self._process.wait())
+        try:
+            while not (await asyncio.wait({waiting}, timeout=_LOOK_SECONDS))[0]:
+                # The shim kills every descendant before it ends; unless it was killed itself (by hand, or for memory).
+                # Then its command died with it, but what that left behind in its session holds its ports, and the pipe
+                # that asyncio waits for, so that it is ended here.
+                if (self._process.returncode or 0) < 0:
+                    _end_sessions(self._sessions)
+                else:
+                    self._sessions |= _children(self._process.pid)
+        finally:
+            waiting.cancel()
+        status = waiting.result()
         await self._output
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -86,6 +102,21 @@ class Process:
             and not self._process.stdin.is_closing()
         ):
             self._process.stdin.write(order)
+
+
+def _children(pid: int) -> set[int]:
+    try:
+        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except OSError:
+        return set()
+
+
+def _end_sessions(leaders: set[int]) -> None:
+    """Kills every process of these sessions; a session's id stays taken while it has members."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int(stat.read_text().rpartition(")")[2].split()[3]) in leaders:
+                os.kill(int(stat.parent.name), signal.SIGKILL)
 
 
 async def run_to_end(command: Command, *, within: float | None, on_line: LineSink) -> int | None:
