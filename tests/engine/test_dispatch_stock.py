@@ -1,7 +1,7 @@
 """The dispatcher in front of vLLM's own pull connector, real engines.
 
-Stock push is driven in the unit tests only: on two cores it loses requests (no handshake in time, a registration that is
-never matched), so that a test of it would fail for reasons that are not ours.
+Stock push is driven in the unit tests only: on two cores it loses requests (no handshake in time, a registration that
+is never matched), so that a test of it would fail for reasons that are not ours.
 """
 
 from __future__ import annotations
