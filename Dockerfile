@@ -8,7 +8,7 @@ ARG BUILDER=docker.io/library/python:3.11-slim-bookworm
 ARG BASE=gcr.io/distroless/python3-debian12:nonroot
 
 FROM ${BUILDER} AS build
-ARG PIP_INDEX_URL=https://pypi.org/simple
+ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_NO_INDEX
 WORKDIR /src
