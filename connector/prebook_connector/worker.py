@@ -2,7 +2,7 @@
 
 Runs on the engine's main thread and never waits for the network, with two bounded exceptions: the preemption fence
 (before blocks are overwritten) and, in a step that computes nothing, a few milliseconds' wait for results: the engine
-would otherwise look every millisecond, which costs it a third of a core, and see a result up to a millisecond late.
+would otherwise look again every millisecond, and see a result up to a millisecond late.
 """
 
 from __future__ import annotations
