@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -257,15 +258,27 @@ def test_a_client_that_leaves_frees_everything(pair: Pair, delay: float) -> None
     assert pair.decode.status()["transfers"]["booked"] == 0
 
 
-def test_a_prefill_leg_that_is_aborted_lets_decode_compute(pair: Pair) -> None:
-    ids, transfer_id = prompt(7500, 2000), new_id()
+@pytest.mark.parametrize("ahead", [0, 6], ids=["computing", "queued"])
+def test_a_prefill_leg_that_is_aborted_lets_decode_compute(pair: Pair, ahead: int) -> None:
+    """How fast this machine prefills decides how long the leg may live, so that it cannot have ended by itself."""
+    ids, transfer_id = prompt(7500 + ahead, 3500), new_id()
+    began = time.monotonic()
+    expected = alone(pair, ids)
+    patience = (time.monotonic() - began) / 4
+    busy = [pool.submit(pair.prefill.complete, prompt(7510 + n, 3500), max_tokens=1) for n in range(ahead)]
     answer = pool.submit(pair.decode.complete, ids, max_tokens=MAX_TOKENS, params=pair.decode_params(transfer_id))
-    body = {"model": "m", "prompt": ids, "max_tokens": 1, "kv_transfer_params": pair.prefill_params(transfer_id)}
+    # Another first block: the pages that the reference run left in prefill's cache must not shorten the leg.
+    body = {
+        "model": "m", "prompt": ids, "max_tokens": 1, "cache_salt": transfer_id,
+        "kv_transfer_params": pair.prefill_params(transfer_id),
+    }  # fmt: skip
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{pair.prefill.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.7))
-    assert tokens_of(answer.result()) == alone(pair, ids)
+        httpx.post(f"{pair.prefill.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=patience))
+    assert tokens_of(answer.result()) == expected
     account = pair.account(transfer_id)
     assert account["reason"] in {"prefill_aborted", "unknown_transfer"}, account
+    for request in busy:
+        request.result().raise_for_status()
     wait_for("all KV is free", lambda: idle(pair))
 
 
