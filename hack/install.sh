@@ -10,7 +10,9 @@ cd "$(dirname "$0")/.."
 
 helm=${HELM:-$(command -v helm || true)}
 if [ -z "$helm" ]; then
-    helm=$(python3 hack/kube/binaries.py --where helm | cut -f2)
+    # Two steps: in a pipeline the failure of the first command would go unseen, and nothing be rendered.
+    found=$(python3 hack/kube/binaries.py --where helm)
+    helm=$(printf '%s\n' "$found" | cut -f2)
 fi
 
 scratch=$(mktemp -d)
@@ -18,6 +20,8 @@ trap 'rm -rf "$scratch"' EXIT
 
 # render SCOPE FILE: the chart for one scope, without what only Helm understands (its labels, hooks and the keep annotation).
 render() {
+    "$helm" template prebook charts/prebook --namespace prebook-system --no-hooks --set "scope=$1" --set crds.keep=false \
+        >"$scratch/chart.yaml"
     {
         echo "# Generated from charts/prebook by hack/install.sh; do not edit."
         echo "#"
@@ -26,8 +30,7 @@ render() {
         printf 'apiVersion: v1\nkind: Namespace\nmetadata:\n  name: prebook-system\n  labels:\n    app.kubernetes.io/part-of: prebook\n'
         # With models in the same namespace this would refuse IPC_LOCK, which EFA needs.
         if [ "$1" = Cluster ]; then printf '    pod-security.kubernetes.io/enforce: restricted\n'; fi
-        "$helm" template prebook charts/prebook --namespace prebook-system --no-hooks --set "scope=$1" --set crds.keep=false |
-            sed -e '/app.kubernetes.io\/managed-by: Helm/d' -e '/helm.sh\/chart:/d' -e '/^# Source:/d'
+        sed -e '/app.kubernetes.io\/managed-by: Helm/d' -e '/helm.sh\/chart:/d' -e '/^# Source:/d' "$scratch/chart.yaml"
     } >"$scratch/out.yaml"
     if [ "$check" = yes ]; then
         diff -u "$2" "$scratch/out.yaml" || differs=yes

@@ -219,6 +219,24 @@ WRONG: tuple[Wrong, ...] = (
         base="p5en",
     ),
     Wrong(
+        "first-token-of-stock",
+        {"spec/transfer": {"firstToken": "Prefill", "connector": "NixlPull"}},
+        "spec.transfer.firstToken",
+        "continue from prefill's token",
+    ),
+    Wrong(
+        "first-token-with-speculation",
+        {"spec/transfer/firstToken": "Prefill", "spec/engine/args": ["--max-model-len=99", "--speculative_config={}"]},
+        "spec.transfer.firstToken",
+        "cannot be combined with",
+    ),
+    Wrong(
+        "first-token-with-processors",
+        {"spec/transfer/firstToken": "Prefill", "spec/engine/args": ["--logits-processors=a:B"]},
+        "spec.transfer.firstToken",
+        "cannot be combined with",
+    ),
+    Wrong(
         "prefill-tp-above-decode",
         {"spec/decode": {"tensorParallelSize": 2}},
         "spec.prefill.tensorParallelSize",
@@ -401,6 +419,8 @@ GOOD: tuple[Good, ...] = (
         "dra",
         changed(p5en(), {"spec/hardware/devices": "DRA", "spec/hardware/dra": {"gpuDeviceClass": "gpu.nvidia.com"}}),
     ),
+    Good("first-token", changed(minimal(), {"spec/transfer/firstToken": "Prefill"})),
+    Good("processors", changed(minimal(), {"spec/engine/args": ["--logits-processors=a:B"]})),
     Good(
         "mla",
         changed(p5en(), {"spec/decode": {"tensorParallelSize": 2}, "spec/transfer/multiHeadLatentAttention": True}),

@@ -259,8 +259,13 @@ class BookSide:
 
     @property
     def busy(self) -> bool:
-        """Whether the thread should poll fast."""
+        """Whether any booking is open."""
         return bool(self._open)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a commit or an acknowledgement may come any moment, with a request waiting for it."""
+        return any(entry.booking.near_end for entry in self._open.values())
 
     def held_with(self) -> dict[str, list[str]]:
         """Engine id to the transfers that are open with it, for heartbeats."""

@@ -102,6 +102,12 @@ class Booking:
             return 0
         return min(self._prefix(self._arrived.get(agent, [])) for agent in self.registered)
 
+    @property
+    def near_end(self) -> bool:
+        """Whether the next WRITE may be the last one, as far as the size of those before it tells."""
+        largest = max((stop - start for ranges in self._arrived.values() for start, stop in ranges), default=0)
+        return self.state is not State.BOOKED or self.blocks - self.arrived_blocks() <= largest
+
     def _prefix(self, ranges: list[tuple[int, int]]) -> int:
         reached = self.first_block
         for start, stop in sorted(ranges):

@@ -245,8 +245,16 @@ class PushSide:
 
     @property
     def busy(self) -> bool:
-        """Whether the thread should poll fast."""
+        """Whether any transfer is open."""
         return bool(self._pushes)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits for a WRITE: decode for the last one, or whoever needs the blocks for its drain."""
+        return any(
+            push.writes and (push.completed_at or push.failure or (push.ledger is not None and push.ledger.draining))
+            for push in self._pushes.values()
+        )
 
     @property
     def open(self) -> int:

@@ -164,6 +164,7 @@ class PrebookScheduler(NixlPushConnectorScheduler):  # type: ignore[misc]
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "transfer_id": prefill.intent.transfer_id,
+            "first_token_id": next(iter(request.output_token_ids), None),
             "remote_engine_id": self.engine_id,
             "remote_request_id": request.request_id,
             "remote_host": self.side_channel_host,

@@ -27,7 +27,6 @@ class ConnectorSettings(BaseModel):
     progressive: bool = Field(default=True, description="Push blocks as chunks settle, not only at the end of prefill.")
     min_bytes: int = Field(default=4 * 1024 * 1024, ge=0, description="Smallest WRITE before the prompt is complete.")
     max_in_flight: int = Field(default=2, ge=1, le=64, description="Open WRITEs per transfer.")
-    first_token: Literal["decode"] = Field(default="decode", description="Which side's first token the client gets.")
     verify: Literal["off", "sample", "all"] = Field(
         default="off", description="Compare checksums of the KV on both sides."
     )
@@ -40,7 +39,10 @@ class ConnectorSettings(BaseModel):
         description="How long a WRITE of a dead peer may still be under way in the network.",
     )
     active_poll_seconds: float = Field(
-        default=0.0005, ge=0.0, le=0.1, description="Polling interval while transfers are open."
+        default=0.0005, ge=0.0, le=0.1, description="Polling interval while a request waits for a transfer's end."
+    )
+    waiting_poll_seconds: float = Field(
+        default=0.004, gt=0.0, le=0.1, description="Polling interval of open transfers while prefill still computes."
     )
     idle_poll_seconds: float = Field(default=0.02, gt=0.0, le=1.0, description="Polling interval when nothing is open.")
 

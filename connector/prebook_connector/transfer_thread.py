@@ -4,12 +4,15 @@ Every NIXL call happens here: NIXL is not thread-safe by default, and its own pr
 cannot be set from Python) would burn a core even when nothing moves. The engine's main thread only hands over small
 calls (:meth:`TransferThread.submit`) and picks results up; it never waits for the network.
 
-Polling: while transfers are open every ``active_poll_seconds``; when idle, ever more rarely up to
-``idle_poll_seconds``. A submitted call wakes the thread at once.
+Polling (see :class:`Pace`): every ``active_poll_seconds`` while a request waits for what comes next; every
+``waiting_poll_seconds`` while transfers are open that prefill still computes for, where each look takes time from the
+engine's own thread and hurries nothing; when idle, ever more rarely up to ``idle_poll_seconds``. A submitted call wakes
+the thread at once.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
 from collections import deque
@@ -34,6 +37,14 @@ from prebook_connector.protocol import (
     decode,
 )
 from prebook_connector.push_side import PushSide
+
+
+class Pace(enum.Enum):
+    """How soon the thread should look again."""
+
+    IDLE = enum.auto()
+    WAITING = enum.auto()
+    URGENT = enum.auto()
 
 
 class Fence(Protocol):
@@ -67,9 +78,12 @@ class Core:
         self._dying: dict[str, Peer] = {}
 
     @property
-    def busy(self) -> bool:
-        """Whether anything is open that polling can advance."""
-        return bool(self._fences or self._dying or (self.push and self.push.busy) or (self.book and self.book.busy))
+    def pace(self) -> Pace:
+        """What is open, and whether somebody waits for it."""
+        sides = [side for side in (self.push, self.book) if side is not None]
+        if self._fences or self._dying or any(side.urgent for side in sides):
+            return Pace.URGENT
+        return Pace.WAITING if any(side.busy for side in sides) else Pace.IDLE
 
     def settle(self, fence: Fence | None, settled: Settled) -> None:
         """``settled`` holds once ``fence`` has passed (None: it has). Fences pass in the order in which they came."""
@@ -104,8 +118,8 @@ class Core:
             self.book.draining = True
         self.peers.say_bye()
 
-    def turn(self, now: float) -> bool:
-        """One round of everything that may be due. True while something is under way."""
+    def turn(self, now: float) -> Pace:
+        """One round of everything that may be due."""
         handshaking = self.peers.connect(now)
         for agent, payload in self.link.notifications():
             self._receive(agent, payload, now)
@@ -120,7 +134,7 @@ class Core:
             self._kill(peer, now)
         self._bury(now)
         self.peers.beat(now, self._held())
-        return handshaking or self.busy
+        return Pace.URGENT if handshaking else self.pace
 
     def _held(self) -> dict[str, list[str]]:
         held = self.push.held_with() if self.push is not None else {}
@@ -205,6 +219,7 @@ class TransferThread:
         core: Core,
         *,
         active_poll_seconds: float,
+        waiting_poll_seconds: float,
         idle_poll_seconds: float,
         prepare: Callable[[], None],
         on_error: Callable[[BaseException, str], None],
@@ -212,6 +227,7 @@ class TransferThread:
     ) -> None:
         self.core = core
         self._active = active_poll_seconds
+        self._waiting = waiting_poll_seconds
         self._idle = idle_poll_seconds
         self._prepare = prepare
         self._on_error = on_error
@@ -261,11 +277,14 @@ class TransferThread:
         pause = self._active
         while not self._stop.is_set():
             self._wake.clear()
-            busy = self._turn()
-            pause = self._active if busy else min(self._idle, max(pause, 0.001) * 1.5)
+            pace = self._turn()
+            if pace is Pace.IDLE:
+                pause = min(self._idle, max(pause, 0.001) * 1.5)
+            else:
+                pause = self._active if pace is Pace.URGENT else self._waiting
             self._wake.wait(pause)
 
-    def _turn(self) -> bool:
+    def _turn(self) -> Pace:
         while self._inbox:
             call, args, kwargs = self._inbox.popleft()
             try:
@@ -276,4 +295,4 @@ class TransferThread:
             return self.core.turn(time.monotonic())
         except Exception as error:  # reported, counted, and retried: its state is still there
             self._on_error(error, "turn")
-            return True
+            return Pace.WAITING

@@ -29,6 +29,7 @@ from prebook_connector.recorder import MemoryRecorder
 from prebook_connector.results import Results
 from prebook_connector.settings import ConnectorSettings
 from prebook_connector.timeline import Timeline
+from prebook_connector.token_store import TOKENS
 from prebook_connector.transfer_thread import Core, Fence, TransferThread
 from prebook_connector.upstream import DataPath
 
@@ -102,6 +103,7 @@ class PrebookWorker:
         self._thread = TransferThread(
             core,
             active_poll_seconds=self._settings.active_poll_seconds,
+            waiting_poll_seconds=self._settings.waiting_poll_seconds,
             idle_poll_seconds=self._settings.idle_poll_seconds,
             prepare=self._data.use_device,
             on_error=self._thread_error,
@@ -110,7 +112,8 @@ class PrebookWorker:
         self._thread.start()
         if self._settings.control_dir is not None:
             handlers = {"peers": self._op_peers, "status": self._op_status, "fail": self._op_fail,
-                        "drain": self._op_drain, "transfer": self._op_transfer}  # fmt: skip
+                        "drain": self._op_drain, "transfer": self._op_transfer,
+                        "first_token": _op_first_token}  # fmt: skip
             self._control = ControlServer(folder=self._settings.control_dir, name=self._socket_name, handlers=handlers)
             self._control.start()
 
@@ -351,6 +354,14 @@ class PrebookWorker:
         _, core = self._running()
         account = core.book.accounts.get(str(request.get("transfer_id"))) if core.book is not None else None
         return {"known": account is not None, **(account.as_json() if account is not None else {})}
+
+
+def _op_first_token(request: dict[str, Any]) -> dict[str, Any]:
+    """Takes prefill's first token for the sampler; ``held`` is false when decode has sampled one of its own."""
+    transfer_id, token = request.get("transfer_id"), request.get("token")
+    if not isinstance(transfer_id, str) or type(token) is not int or token < 0:
+        raise ControlError("transfer_id must be a string and token a token id")
+    return {"held": TOKENS.offer(transfer_id, token)}
 
 
 def _pair(peer: Peer, now: float) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def spec(role: str, mode: str, root: Path, *, peers: str, model: Path, timing: d
                       args=["--middleware", "prebook_connector.dispatch.DispatchMiddleware",
                             "--no-enable-prefix-caching", "--max-num-batched-tokens", "512",
                             "--max-model-len", "4096"])  # fmt: skip
+    if role == "decode" and dispatch.get("first_token") == "prefill":
+        made.args = [*made.args, "--logits-processors", "prebook_connector.first_token:FirstTokenProcessor"]
     control = root / f"run-{made.host}"
     made.settings = {"control_dir": str(control)}
     # Log probabilities would be compiled with a C++ compiler at their first use, which takes minutes here.

@@ -46,3 +46,22 @@ def test_exposed_measures_a_real_pair_and_its_timeline_can_be_drawn(tmp_path: Pa
     )  # fmt: skip
     assert "timeline.svg" in drawn.stdout
     assert f"{TOKENS} prompt tokens" in picture.read_text()
+
+
+def test_ab_measures_one_engine_and_a_pair_behind_the_router(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    ran = subprocess.run(
+        [sys.executable, "-m", "prebook_bench", "ab", "--modes", "aggregated,pull", "--front", "router",
+         "--rate", "none", "--rates", "0.5", "--requests", "3", "--rounds", "1", "--workload", "1000:8",
+         "--json", str(report)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    measured = json.loads(report.read_text())
+    assert [(row["target"], row["answered"], row["errors"]) for row in measured["summary"]] == [
+        ("aggregated", 3, {}), ("pull", 3, {}),
+    ]  # fmt: skip
+    assert measured["fronts"]["pull"].startswith("vllm-router")
+    lengths = {(one["target"], one["at"]): one["output_tokens"] for one in measured["records"]}
+    assert len(lengths) == 6
+    assert set(lengths.values()) == {8}

@@ -381,6 +381,8 @@ class FakeConnector:
     draining: bool = False
     busy: int = 0
     compat_hash: str | None = None
+    held: bool = True
+    offered: list[tuple[str, int]] = field(default_factory=list)
     overrides: dict[str, Json] = field(default_factory=dict)
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -431,6 +433,9 @@ class FakeConnector:
             if state is None and transfer in self.engine.arrived:
                 state = "committed" if self.engine.arrived[transfer].is_set() else "booked"
             return {"ok": True, "known": state is not None, "state": state, "bytes": 4096, "lead_s": 0.5}
+        elif request["op"] == "first_token":
+            self.offered.append((request["transfer_id"], request["token"]))
+            return {"ok": True, "held": self.held}
         elif request["op"] == "drain":
             self.draining = True
         return {"ok": True}
@@ -460,7 +465,7 @@ class Rig:
         """The status document."""
         return (await self.get("/prebook/v1/status")).json()
 
-    async def wait_pairs(self, ready: int, seconds: float = 5.0) -> None:
+    async def wait_pairs(self, ready: int, seconds: float = 20.0) -> None:
         """Waits until that many pairs are ready."""
         await until(lambda: self._ready() == ready, seconds)
 
@@ -472,7 +477,7 @@ class Rig:
         (self.folder / "peers.json").write_text(json.dumps([peer.address for peer in peers]))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Polls until true; fails otherwise."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -211,7 +211,6 @@ def test_connector_settings_follow_the_spec() -> None:
             "progressive": False,
             "min_bytes": 1048576,
             "max_in_flight": 5,
-            "first_token": "decode",
             "verify": "sample",
             "model_revision": revision_of(load(document)).rev8,
             "timeline_dir": None,

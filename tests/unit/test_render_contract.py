@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -14,7 +15,7 @@ from prebook_operator.api.spec import FirstToken, Verify
 from prebook_operator.local.expand import expand_references
 from prebook_operator.plan import revision_of
 from prebook_operator.render import cluster_context
-from prebook_operator.render.engine import dispatch_settings, kv_transfer_config
+from prebook_operator.render.engine import FIRST_TOKEN_PROCESSOR, dispatch_settings, engine_args, kv_transfer_config
 from tests.model_cases import changed, minimal, p5en
 
 CTX = cluster_context("team-a", operator_image="i")
@@ -45,14 +46,24 @@ def test_dispatch_ignores_nothing_that_is_rendered() -> None:
     assert dispatch_settings(model, CTX, Role.DECODE, "0123abcd").keys() <= Settings.model_fields.keys()
 
 
-@pytest.mark.parametrize("verify", list(Verify))
 @pytest.mark.parametrize("first_token", list(FirstToken))
-def test_the_connector_reads_every_choice(verify: Verify, first_token: FirstToken) -> None:
-    document = changed(minimal(), {"spec/transfer": {"verify": verify.value, "firstToken": first_token.value}})
+def test_whose_first_token_reaches_dispatch_and_the_sampler(first_token: FirstToken) -> None:
+    document = changed(minimal(), {"spec/transfer/firstToken": first_token.value})
+    model, opens = load(document), first_token is FirstToken.PREFILL
+    for role in Role:
+        assert dispatch(document, role).prefill_opens is opens
+        flags = [arg for arg in engine_args(model, CTX, role, "0123abcd") if arg.startswith("--logits-processors")]
+        assert flags == ([f"--logits-processors={FIRST_TOKEN_PROCESSOR}"] if opens and role is Role.DECODE else [])
+    module, _, name = FIRST_TOKEN_PROCESSOR.partition(":")
+    assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("verify", list(Verify))
+def test_the_connector_reads_every_choice(verify: Verify) -> None:
+    document = changed(minimal(), {"spec/transfer": {"verify": verify.value}})
     settings = parse(kv_transfer_config(load(document), CTX, Role.DECODE, "0123abcd")["kv_connector_extra_config"])
     assert settings.model_revision == "0123abcd"
     assert settings.verify == verify.value.lower()
-    assert settings.first_token == first_token.value.lower()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from prebook_connector.dispatch import bodies, metrics, policy
@@ -233,6 +234,8 @@ class DispatchMiddleware:
             await self._pass(scope, channel, raw, local=LocalReason.UNREADABLE if path in bodies.DISPATCHED else None)
             return
         facts = bodies.inspect(path, body)
+        if path == bodies.CHAT and self._engine.parses_chat:
+            facts = replace(facts, opens=False)
         plan = self._plan(scope, facts)
         if isinstance(plan, policy.Local):
             await self._pass(scope, channel, raw, local=plan.reason)

@@ -41,12 +41,15 @@ class Facts:
     """What the dispatcher needs to know about one request.
 
     ``tokens`` is the estimated prompt length; ``local`` says why push mode cannot serve it, if so; ``stream`` whether
-    the client wants server-sent events.
+    the client wants server-sent events; ``opens`` whether prefill's first token may begin the stream; ``single``
+    whether one token is all that is asked for.
     """
 
     tokens: int
     stream: bool
     local: LocalReason | None = None
+    opens: bool = False
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,46 @@ def inspect(path: str, body: Body) -> Facts:
     """Looks at one request to ``path`` (a member of :data:`DISPATCHED`). Total: odd values make it local."""
     tokens = estimate_tokens(path, body)
     local = _common_reason(body) or (_chat_reason(body) if path == CHAT else _completion_reason(body))
-    return Facts(tokens=tokens, stream=body.get("stream") is True, local=local)
+    stream = body.get("stream") is True
+    return Facts(
+        tokens=tokens, stream=stream, local=local, opens=stream and _may_open(body), single=_limit(path, body) == 1
+    )
+
+
+_SHAPES_THE_ANSWER = (
+    "stop",
+    "logprobs",
+    "top_logprobs",
+    "logprob_token_ids",
+    "echo",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "return_token_ids",
+    "return_prompt_text",
+    "return_tokens_as_token_ids",
+    "stream_interval",
+    "tools",
+    "functions",
+)
+"""With any of these set, decode's stream may begin with something else than the text of its first token."""
+
+
+def _may_open(body: Body) -> bool:
+    if any(body.get(key) not in (None, False, [], "") for key in _SHAPES_THE_ANSWER):
+        return False
+    form, options = body.get("response_format"), body.get("stream_options")
+    if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
+        return False
+    return not (isinstance(options, dict) and options.get("continuous_usage_stats"))
+
+
+def _limit(path: str, body: Body) -> object:
+    """The most tokens that the client wants, as vLLM reads it; None without a limit."""
+    newer = body.get("max_completion_tokens") if path == CHAT else None
+    return body.get("max_tokens") if newer is None else newer
 
 
 def _above_one(value: object) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -13,6 +15,7 @@ import aiohttp
 from prebook_connector.dispatch import metrics
 from prebook_connector.dispatch.reasons import Failure
 from prebook_connector.dispatch.settings import Timing
+from prebook_connector.dispatch.types import Send
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +36,15 @@ class LegFailed(Exception):
 
 @dataclass(frozen=True)
 class LegAnswer:
-    """A successful prefill leg. ``params`` is what vLLM returned as kv_transfer_params, if anything."""
+    """A successful prefill leg.
+
+    ``params`` is what vLLM returned as kv_transfer_params, if anything; ``document`` its whole answer.
+    """
 
     params: dict[str, Any] | None
     cached_tokens: int | None
     seconds: float
+    document: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 class PrefillClient:
@@ -66,35 +73,60 @@ class PrefillClient:
         metrics.LEG_SECONDS.labels("ok").observe(answer.seconds)
         return answer
 
+    async def relay(self, address: str, path: str, body: bytes, headers: dict[str, str], send: Send) -> None:
+        """Has a prefill pod answer a request by itself and passes its answer on as it comes.
+
+        Raises :class:`LegFailed`; nothing was passed on then unless the connection broke in the middle of the answer.
+        """
+        with _sorted_failures():
+            async with self._session.post(
+                f"http://{address}{path}", data=body, headers=headers, allow_redirects=False
+            ) as response:
+                if response.status >= 500 or response.status == 429:
+                    raise LegFailed(_failure_of(response.status), f"HTTP status {response.status}")
+                kept = [(b"content-type", response.headers.get("content-type", "application/json").encode())]
+                mark = (b"x-prebook-prefill-only", b"max_tokens")
+                await send({"type": "http.response.start", "status": response.status, "headers": [*kept, mark]})
+                async for piece in response.content.iter_any():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def _send(self, address: str, path: str, body: bytes, headers: dict[str, str], began: float) -> LegAnswer:
-        try:
+        with _sorted_failures():
             async with self._session.post(
                 f"http://{address}{path}", data=body, headers=headers, allow_redirects=False
             ) as response:
                 raw = await _bounded(response)
                 if response.status != 200:
                     raise LegFailed(_failure_of(response.status), f"HTTP status {response.status}")
-        except aiohttp.ConnectionTimeoutError as error:
-            raise LegFailed(Failure.CONNECT, "connecting timed out") from error
-        except aiohttp.ClientConnectorError as error:
-            raise LegFailed(Failure.CONNECT, str(error.os_error.strerror)) from error
-        except TimeoutError as error:
-            raise LegFailed(Failure.PREFILL_DEADLINE, "no answer in time") from error
-        except aiohttp.ClientResponseError as error:
-            raise LegFailed(Failure.PREFILL_GARBAGE, "the answer is not HTTP") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise LegFailed(Failure.RESET, type(error).__name__) from error
-        except LegFailed:
-            raise
-        except Exception as error:
-            # Whatever else a broken answer makes the HTTP library raise, the client must not pay for it.
-            logger.exception("a prefill leg failed in an unknown way")
-            raise LegFailed(Failure.PREFILL_GARBAGE, type(error).__name__) from error
         return _read_answer(raw, time.monotonic() - began)
 
     async def close(self) -> None:
         """Closes every connection."""
         await self._session.close()
+
+
+@contextlib.contextmanager
+def _sorted_failures() -> Iterator[None]:
+    """Turns whatever the HTTP library raises into a :class:`LegFailed`."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as error:
+        raise LegFailed(Failure.CONNECT, "connecting timed out") from error
+    except aiohttp.ClientConnectorError as error:
+        raise LegFailed(Failure.CONNECT, str(error.os_error.strerror)) from error
+    except TimeoutError as error:
+        raise LegFailed(Failure.PREFILL_DEADLINE, "no answer in time") from error
+    except aiohttp.ClientResponseError as error:
+        raise LegFailed(Failure.PREFILL_GARBAGE, "the answer is not HTTP") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise LegFailed(Failure.RESET, type(error).__name__) from error
+    except LegFailed:
+        raise
+    except Exception as error:
+        # Whatever else a broken answer makes the HTTP library raise, the client must not pay for it.
+        logger.exception("a prefill leg failed in an unknown way")
+        raise LegFailed(Failure.PREFILL_GARBAGE, type(error).__name__) from error
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -134,4 +166,5 @@ def _read_answer(raw: bytes, seconds: float) -> LegAnswer:
         params=params if isinstance(params, dict) else None,
         cached_tokens=cached if isinstance(cached, int) else None,
         seconds=seconds,
+        document=answer,
     )

@@ -138,6 +138,18 @@ class Control:
         answers = await self._all({"op": "fail", "transfer_id": transfer_id, "reason": reason})
         return len(answers) >= self._settings.workers
 
+    async def offer_first_token(self, transfer_id: str, token: int) -> bool | None:
+        """Offers prefill's first token to every sampler of this pod.
+
+        True when all of them will begin with it, False when none will, None when they disagree: then the decode leg
+        must not go on.
+        """
+        answers = await self._all({"op": "first_token", "transfer_id": transfer_id, "token": token})
+        held = [answer.get("held") is True for answer in answers.values()]
+        if all(held) and len(held) >= self._settings.workers:
+            return True
+        return None if any(held) else False
+
     async def transfer(self, transfer_id: str) -> Answer | None:
         """The account of one transfer, merged over the workers, or None when no worker knows it."""
         answers = await self._all({"op": "transfer", "transfer_id": transfer_id})

@@ -27,9 +27,10 @@ from prebook_connector.dispatch.client import LegAnswer, LegFailed, PrefillClien
 from prebook_connector.dispatch.discovery import Discovery
 from prebook_connector.dispatch.errors import ErrorAnswer
 from prebook_connector.dispatch.identity import Identity
+from prebook_connector.dispatch.lead import Lead
 from prebook_connector.dispatch.legs import ClientChannel, DecodeLeg, settle
 from prebook_connector.dispatch.peertable import Peer
-from prebook_connector.dispatch.reasons import Failure, LocalReason, explain
+from prebook_connector.dispatch.reasons import Failure, LocalReason, Refusal, explain
 from prebook_connector.dispatch.security import TOKEN_HEADER, PeerToken
 from prebook_connector.dispatch.settings import Mode, Settings
 from prebook_connector.dispatch.supervision import AttemptFailed, Connector, Legs, Supervision, Terms
@@ -64,7 +65,13 @@ class Services:
     def rules(self) -> policy.Rules:
         """The settings that decisions depend on."""
         settings = self.settings
-        return policy.Rules(settings.mode, settings.recompute, settings.local_prefill_max_tokens, settings.max_retries)
+        return policy.Rules(
+            settings.mode,
+            settings.recompute,
+            settings.local_prefill_max_tokens,
+            settings.max_retries,
+            settings.prefill_opens,
+        )
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,9 @@ class Exchange:
         self._began = services.clock()
         self._tried: list[str] = []
         self._last: Failure | None = None
+        self._lead: Lead | None = None
+        if facts.opens and services.settings.prefill_opens and services.connector is not None:
+            self._lead = Lead(path, channel, services.connector)
 
     async def run(self, plan: policy.Plan) -> None:
         """Follows plans until one ends the request."""
@@ -107,6 +117,8 @@ class Exchange:
     async def _follow(self, plan: policy.Plan) -> policy.Plan | None:
         if isinstance(plan, policy.Remote):
             return await self._remote(plan)
+        if isinstance(plan, policy.Relay):
+            return await self._relay(plan)
         if isinstance(plan, policy.Local):
             await self._local(plan.reason)
         else:
@@ -119,13 +131,51 @@ class Exchange:
 
     async def _local(self, reason: LocalReason) -> None:
         self._services.totals.count_local(reason)
-        raw = dump(self._body)
-        leg = self._leg(raw, mark=(b"x-prebook-local", reason.value.encode()), hold_errors=False)
+        body, request_id = self._body, None
+        if self._lead is not None and (given := self._lead.given) is not None:
+            # The client has read the beginning, which decode has to repeat under the same name.
+            body, request_id = decode_body(body, params.begun_params(given.token)), self._lead.request_id
+        leg = self._leg(
+            dump(body), mark=(b"x-prebook-local", reason.value.encode()), hold_errors=False, request_id=request_id
+        )
         task = leg.start()
         try:
             await asyncio.shield(task)
         finally:
             self._dispose(leg, task)
+
+    # -- relayed
+
+    async def _relay(self, plan: policy.Relay) -> policy.Plan | None:
+        """One token is all that is wanted, so prefill's whole answer is the client's: nothing is transferred."""
+        services, peer = self._services, plan.peer
+        self._tried.append(peer.address)
+        services.discovery.table.began(peer.address, self._facts.tokens)
+        task = asyncio.create_task(
+            services.client.relay(
+                peer.address, self._path, dump(self._body), self._forwarded(peer, plan.rank), self._channel.send
+            )
+        )
+        gone = asyncio.create_task(self._channel.gone.wait())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                services.totals.count_relayed()
+        except LegFailed as failed:
+            self._last = failed.failure
+            metrics.LEG_FAILURES.labels(failed.failure.value).inc()
+            if self._channel.started:
+                return policy.Refuse(Refusal.PREFILL_FAILED)
+            services.discovery.table.avoid(peer.address, until=services.clock() + _AVOID_SECONDS)
+            services.totals.count_failover(failed.failure, "fresh")
+            return policy.Local(LocalReason.FAILED_OVER)
+        finally:
+            task.cancel()
+            gone.cancel()
+            if peer.identity is not None:
+                services.discovery.table.ended(peer.address, peer.identity.engine_id)
+        return None
 
     # -- remote
 
@@ -171,6 +221,8 @@ class Exchange:
     def _next(self, failure: Failure, *, told: bool) -> policy.Plan | policy.Wait:
         services = self._services
         ready = services.discovery.table.ready(now=services.clock(), without=self._tried)
+        if self._lead is not None and self._lead.given is not None:
+            ready = []  # another prefill would sample another first token
         return policy.after_failure(
             failure, rules=services.rules, ready=ready, attempts=len(self._tried), told=told, counter=len(self._tried)
         )
@@ -204,11 +256,11 @@ class Exchange:
             dump(decode_body(self._body, kv_params)),
             mark=(b"x-prebook-transfer", attempt.transfer_id.encode()),
             hold_errors=services.settings.recompute,
-            request_id=self._request_id(attempt) if services.settings.mode is Mode.NIXL_PUSH else None,
+            request_id=self._request_id(attempt) if self._shares_id else None,
         )
         task = leg.start()
         try:
-            supervision = Supervision(Legs(self._channel, leg, task, prefill, lost), self._terms(attempt))
+            supervision = Supervision(Legs(self._channel, leg, task, prefill, lost), self._terms(attempt, leg))
             await supervision.run()
             if not leg.committed.is_set():
                 return
@@ -220,8 +272,18 @@ class Exchange:
         finally:
             self._dispose(leg, task)
 
-    def _terms(self, attempt: Attempt) -> Terms:
+    @property
+    def _shares_id(self) -> bool:
+        """Whether decode's answer is named like prefill's: for stock push, and where prefill may begin the stream."""
+        return self._services.settings.mode is Mode.NIXL_PUSH or self._lead is not None
+
+    def _terms(self, attempt: Attempt, leg: DecodeLeg) -> Terms:
         services = self._services
+
+        async def prefilled(answer: LegAnswer) -> None:
+            if self._lead is not None:
+                await self._lead.take(attempt.transfer_id, self._request_id(attempt), leg, answer)
+
         return Terms(
             transfer_id=attempt.transfer_id,
             began=self._began,
@@ -230,6 +292,7 @@ class Exchange:
             totals=services.totals,
             next_plan=lambda failure, told: self._next(failure, told=told),
             clock=services.clock,
+            prefilled=prefilled,
         )
 
     def _dispose(self, leg: DecodeLeg, task: asyncio.Task[None]) -> None:
@@ -267,7 +330,9 @@ class Exchange:
         if mode is Mode.NIXL_PUSH:
             return params.push_params(self._path, self._request_id(attempt), attempt.identity, attempt.rank)
         if mode is Mode.PREBOOK:
-            return params.prebook_params(attempt.transfer_id, attempt.identity, attempt.rank)
+            return params.prebook_params(
+                attempt.transfer_id, attempt.identity, attempt.rank, opens=self._lead is not None
+            )
         answer = await self._await_prefill(prefill, lost)
         if answer is None:
             return None
@@ -279,17 +344,19 @@ class Exchange:
     async def _prefill(self, attempt: Attempt) -> LegAnswer:
         services = self._services
         body = prefill_body(self._path, self._body, params.prefill_params(attempt.transfer_id))
+        headers = self._forwarded(attempt.peer, attempt.rank)
+        headers |= {TOKEN_HEADER: services.token.current(), "x-request-id": self._request_id(attempt)}
+        return await services.client.send(attempt.peer.address, self._path, dump(body), headers)
+
+    def _forwarded(self, peer: Peer, rank: int) -> dict[str, str]:
+        """What of the client's headers a prefill pod gets; ``rank`` is one of its data-parallel ranks."""
         headers = {
             key.decode("latin-1"): value.decode("latin-1") for key, value in self._scope["headers"] if key in _FORWARDED
         }
-        headers |= {
-            "content-type": "application/json",
-            TOKEN_HEADER: services.token.current(),
-            "x-request-id": self._request_id(attempt),
-        }
-        if attempt.identity.dp_size > 1:
-            headers["x-data-parallel-rank"] = str(attempt.rank)
-        return await services.client.send(attempt.peer.address, self._path, dump(body), headers)
+        headers["content-type"] = "application/json"
+        if peer.identity is not None and peer.identity.dp_size > 1:
+            headers["x-data-parallel-rank"] = str(rank)
+        return headers
 
     async def _await_prefill(self, prefill: asyncio.Task[LegAnswer], lost: asyncio.Future[Failure]) -> LegAnswer | None:
         """Pull mode's first half. None when the client left."""

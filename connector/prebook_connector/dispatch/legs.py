@@ -12,7 +12,9 @@ import json
 import logging
 from collections.abc import Sequence
 
+from prebook_connector.dispatch import metrics
 from prebook_connector.dispatch.errors import ErrorAnswer, send_error
+from prebook_connector.dispatch.opening import Continuation, Diverged, Opening
 from prebook_connector.dispatch.reasons import Refusal
 from prebook_connector.dispatch.types import App, Message, Receive, Scope, Send
 
@@ -45,6 +47,8 @@ class ClientChannel:
         self.started = False
         self.complete = False
         self.owner: DecodeLeg | None = None
+        self._continuation: Continuation | None = None
+        self._sending = asyncio.Lock()
 
     @property
     def left(self) -> bool:
@@ -95,13 +99,43 @@ class ClientChannel:
 
     async def send(self, message: Message) -> None:
         """Passes a message to the client; a second response start (after a change of legs) is left out."""
+        async with self._sending:
+            await self._pass(message)
+
+    async def lead(self, start: Message, opening: Opening) -> None:
+        """Begins the stream with ``opening``; what legs send from now on is cut so that it continues it."""
+        async with self._sending:
+            await self._pass(start)
+            await self._pass({"type": "http.response.body", "body": opening.events, "more_body": True})
+            self._continuation = Continuation(opening.text)
+
+    async def _pass(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             if self.started:
                 return
             self.started = True
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.complete = True
+        elif message["type"] == "http.response.body":
+            if self.complete:
+                return
+            message = self._continued(message)
+            self.complete = not message.get("more_body", False)
         await self._send(message)
+
+    def _continued(self, message: Message) -> Message:
+        if self._continuation is None or self._continuation.settled:
+            return message
+        more = message.get("more_body", False)
+        try:
+            body = self._continuation.feed(bytes(message.get("body", b"")))
+            if not more and not self._continuation.settled:
+                raise Diverged
+        except (Diverged, ValueError, LookupError, TypeError):
+            # A wrong text must not go on as if nothing had happened, and the engine need not go on at all.
+            logger.exception("decode did not continue the stream that prefill's first token began")
+            metrics.FIRST_TOKENS.labels("diverged").inc()
+            self.gone.set()
+            body, more = ErrorAnswer.of(Refusal.FIRST_TOKEN_LOST).event(), False
+        return {**message, "body": body, "more_body": more}
 
     async def refuse(self, answer: ErrorAnswer, *, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Ends the response with an error of ours."""
@@ -115,8 +149,9 @@ class ClientChannel:
 class DecodeLeg:
     """One run of the wrapped app for a request.
 
-    ``committed``: its answer is on its way to the client. ``rejected``: it answered with a server error before that,
-    and was asked to hold such an answer back so that another leg can do better.
+    ``opened``: its response has begun, and nothing of it was sent. ``committed``: its answer is on its way to the
+    client. ``rejected``: it answered with a server error before that, and was asked to hold such an answer back so that
+    another leg can do better.
     """
 
     def __init__(
@@ -144,6 +179,7 @@ class DecodeLeg:
         self._start: Message | None = None
         self._muted = False
         self._stop = asyncio.Event()
+        self.opened = asyncio.Event()
         self.committed = asyncio.Event()
         self.rejected = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -152,6 +188,18 @@ class DecodeLeg:
     def status(self) -> int:
         """HTTP status of the answer, 0 before there is one."""
         return int(self._start["status"]) if self._start is not None else 0
+
+    @property
+    def can_lead(self) -> bool:
+        """Whether its response has begun well and has no content so far, so that another token could go first."""
+        return self.status == 200 and not self._muted and self._channel.owner is None
+
+    async def lead(self, opening: Opening) -> bool:
+        """Begins the client's stream with ``opening`` under this leg's response headers; False when it is too late."""
+        if self._start is None or not self.can_lead:
+            return False
+        await self._channel.lead(self._start, opening)
+        return True
 
     def start(self) -> asyncio.Task[None]:
         """Starts the app in a task of its own."""
@@ -184,6 +232,7 @@ class DecodeLeg:
             return
         if message["type"] == "http.response.start":
             self._start = {**message, "headers": [*message.get("headers", ()), self._mark]}
+            self.opened.set()
         elif self.committed.is_set():
             await self._channel.send(message)
         elif message["type"] == "http.response.body":

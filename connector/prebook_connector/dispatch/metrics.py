@@ -34,6 +34,11 @@ LEG_SECONDS = Histogram(
     ["outcome"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
+FIRST_TOKENS = Counter(
+    f"{_PREFIX}_first_tokens",
+    "Streams that prefill's token could begin (firstToken: Prefill), by what became of it.",
+    ["outcome"],
+)
 PEERS = Gauge(f"{_PREFIX}_peers", "Peers by state.", ["state"], multiprocess_mode="max")
 STRIPPED = Counter(f"{_PREFIX}_stripped_params", "kv_transfer_params that clients sent and that were removed.")
 REFUSED = Counter(f"{_PREFIX}_refused", "Requests that the dispatcher answered with an error itself.", ["reason"])
@@ -51,6 +56,7 @@ class Totals:
 
     remote: int = 0
     local: Tally[str] = field(default_factory=Tally)
+    relayed: int = 0
     failed_over: int = 0
     retried: int = 0
 
@@ -63,6 +69,11 @@ class Totals:
         """A request is answered by this engine alone."""
         self.local[reason.value] += 1
         REQUESTS.labels("local", reason.value).inc()
+
+    def count_relayed(self) -> None:
+        """A request for one token was answered by a prefill pod alone."""
+        self.relayed += 1
+        REQUESTS.labels("relayed", "").inc()
 
     def count_refused(self, refusal: Refusal) -> None:
         """A request is answered with the dispatcher's own error."""
@@ -84,6 +95,7 @@ class Totals:
         return {
             "remote": self.remote,
             "local": dict(sorted(self.local.items())),
+            "relayed": self.relayed,
             "failed_over": self.failed_over,
             "retried": self.retried,
         }

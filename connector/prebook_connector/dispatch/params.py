@@ -20,9 +20,13 @@ def prefill_params(transfer_id: str) -> Params:
     return {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
 
 
-def prebook_params(transfer_id: str, identity: Identity, rank: int) -> Params:
-    """The decode leg's for Prebook's connector: where prefill's handshake listener is, and the shared transfer id."""
+def prebook_params(transfer_id: str, identity: Identity, rank: int, *, opens: bool) -> Params:
+    """The decode leg's for Prebook's connector: where prefill's handshake listener is, and the shared transfer id.
+
+    ``opens``: prefill's first token may be offered to the sampler under this id (``prebook_connector.first_token``).
+    """
     return {
+        **({"first_token": True} if opens else {}),
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "transfer_id": transfer_id,
@@ -33,6 +37,11 @@ def prebook_params(transfer_id: str, identity: Identity, rank: int) -> Params:
         "pp_size": identity.pp_size,
         "dp_rank": rank,
     }
+
+
+def begun_params(token: int) -> Params:
+    """A local leg's whose client has seen prefill's first token already: it must begin with that one."""
+    return {"first_token_id": token}
 
 
 def push_params(path: str, request_id: str, identity: Identity, rank: int) -> Params:

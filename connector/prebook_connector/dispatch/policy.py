@@ -38,7 +38,15 @@ class Wait:
     """Nothing to start: the decode leg goes on, the connector was told and makes it recompute (or fail) in place."""
 
 
-Plan = Local | Remote | Refuse
+@dataclass(frozen=True)
+class Relay:
+    """A prefill peer computes the prompt and the one token that is asked for; decode has no part in it."""
+
+    peer: Peer
+    rank: int
+
+
+Plan = Local | Remote | Relay | Refuse
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class Rules:
     recompute: bool
     local_prefill_max_tokens: int
     max_retries: int
+    prefill_opens: bool = False
 
 
 def decide(
@@ -68,7 +77,8 @@ def decide(
     if not ready:
         return Local(LocalReason.NO_READY_PEER) if rules.recompute else Refuse(Refusal.NO_READY_PEER)
     peer = next((peer for peer in ready if peer.address == wanted), None) or least_loaded(ready)
-    return Remote(peer, rank=counter % _dp_size(peer))
+    way = Relay if rules.prefill_opens and facts.single else Remote
+    return way(peer, rank=counter % _dp_size(peer))
 
 
 def least_loaded(ready: Sequence[Peer]) -> Peer:

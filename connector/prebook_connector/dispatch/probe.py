@@ -44,6 +44,12 @@ class Engine:
         model = getattr(getattr(self._state, "vllm_config", None), "model_config", None)
         return bool(getattr(model, "use_mla", False))
 
+    @property
+    def parses_chat(self) -> bool:
+        """Whether a reasoning or tool parser shapes the chat stream (``OpenAIServingChat.parser_cls``)."""
+        serving = getattr(self._state, "openai_serving_chat", None)
+        return getattr(serving, "parser_cls", serving) is not None
+
     def identity(self, *, compat_hash: str | None, draining: bool, load: Load) -> Identity | None:
         """This pod's identity, or None before the engine is up."""
         engine_id = self.engine_id

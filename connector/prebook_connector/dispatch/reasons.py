@@ -62,6 +62,7 @@ class Refusal(StrEnum):
     NO_READY_PEER = "no_ready_peer"
     PREFILL_FAILED = "prefill_failed"
     FIRST_BYTE_DEADLINE = "first_byte_deadline"
+    FIRST_TOKEN_LOST = "first_token_lost"
 
 
 # One table per enumeration: members of different ones with the same value would be one key.
@@ -111,6 +112,7 @@ _REFUSALS: dict[StrEnum, str] = {
     Refusal.NO_READY_PEER: "no prefill engine is ready",
     Refusal.PREFILL_FAILED: "prefill failed and onFailure is Fail",
     Refusal.FIRST_BYTE_DEADLINE: "no answer before the deadline",
+    Refusal.FIRST_TOKEN_LOST: "decode did not continue from the token that prefill had sampled",
 }
 
 

@@ -55,6 +55,13 @@ class OnFailure(StrEnum):
     FAIL = "fail"
 
 
+class FirstToken(StrEnum):
+    """Whose first token a client's stream starts with."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
 class Timing(BaseModel):
     """Deadlines and intervals. None of them is sent to a peer; all are measured on the monotonic clock."""
 
@@ -100,6 +107,7 @@ class Settings(BaseModel):
     local_prefill_max_tokens: int = Field(default=64, ge=0)
     policy: Policy = Policy.LEAST_LOADED
     on_failure: OnFailure = OnFailure.RECOMPUTE
+    first_token: FirstToken = FirstToken.DECODE
     lease_seconds: float = Field(default=30.0, gt=0)
     side_channel_host: str
     side_channel_port: int = Field(default=5600, ge=1, le=65535)
@@ -131,6 +139,11 @@ class Settings(BaseModel):
     def recompute(self) -> bool:
         """Whether this decode engine may compute a prompt whose prefill failed."""
         return self.on_failure is OnFailure.RECOMPUTE
+
+    @property
+    def prefill_opens(self) -> bool:
+        """Whether streams may start with prefill's token: the stock connectors cannot make decode follow it."""
+        return self.first_token is FirstToken.PREFILL and self.mode is Mode.PREBOOK
 
     @property
     def workers(self) -> int:

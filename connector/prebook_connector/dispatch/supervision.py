@@ -7,7 +7,7 @@ client, and once a second for deadlines and for the connector's word on the tran
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +37,10 @@ class Connector(Protocol):
 
     async def transfer(self, transfer_id: str) -> Answer | None:
         """The account of one transfer, if known."""
+        ...
+
+    async def offer_first_token(self, transfer_id: str, token: int) -> bool | None:
+        """Offers prefill's first token to the samplers: all will begin with it, none, or (None) only some."""
         ...
 
 
@@ -71,6 +75,8 @@ class Terms:
     next_plan: Callable[[Failure, bool], policy.Plan | policy.Wait]
     """What would follow a failure; the flag says that the connector took note of it."""
     clock: Callable[[], float]
+    prefilled: Callable[[LegAnswer], Awaitable[None]] | None = None
+    """Called with prefill's good answer, unless decode has begun to answer by then."""
 
 
 class Supervision:
@@ -139,12 +145,15 @@ class Supervision:
 
     async def _prefill_ended(self) -> None:
         try:
-            self._legs.prefill.result()
+            answer = self._legs.prefill.result()
         except LegFailed as error:
             if await self._state() == "committed":
                 self._settled = True  # only the answer was lost: everything that it announces is here
             else:
                 await self._failed(error.failure)
+        else:
+            if self._terms.prefilled is not None:
+                await self._terms.prefilled(answer)
         self._over = self._terms.clock()
 
     async def _failed(self, failure: Failure) -> None:

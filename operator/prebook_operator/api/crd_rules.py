@@ -20,6 +20,7 @@ from prebook_operator.api.owned import (
     OWNED_MOUNTS,
     OWNED_RESOURCES,
     OWNED_VOLUME_PREFIX,
+    SAMPLER_FLAGS,
     SECRET_ENV,
 )
 from prebook_operator.api.profiles import MACHINES
@@ -99,6 +100,25 @@ ROOT: Final = (
 )
 
 SPEC: Final = (
+    Rule(
+        rule="self.transfer.firstToken != 'Prefill' || self.transfer.connector == 'Prebook'",
+        message=(
+            "only the Prebook connector can make decode continue from prefill's token. Use Decode, or connector Prebook"
+        ),
+        field=".transfer.firstToken",
+    ),
+    Rule(
+        rule=(
+            "self.transfer.firstToken != 'Prefill' || !has(self.engine.args) || "
+            f"!self.engine.args.exists(argument, {_strings(SAMPLER_FLAGS)}.exists(flag, "
+            "argument.replace('_', '-').startsWith(flag)))"
+        ),
+        message=(
+            "Prefill cannot be combined with speculative decoding or --logits-processors in spec.engine.args. "
+            "Use Decode, or remove the option"
+        ),
+        field=".transfer.firstToken",
+    ),
     Rule(
         rule=f"!({_USES_EFA}) || !has(self.transfer.backend) || self.transfer.backend == 'LIBFABRIC'",
         message=(

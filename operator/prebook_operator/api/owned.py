@@ -53,6 +53,10 @@ OWNED_FLAGS: Final[Mapping[str, str]] = {
 OWNED_FLAG_FAMILIES: Final[Mapping[str, str]] = {"--data-parallel-": "--data-parallel-size", "-dp": "-dp"}
 """Prefix of a whole family of flags → the member of OWNED_FLAGS that speaks for it."""
 
+SAMPLER_FLAGS: Final = ("--spec", "-sc", "--logits-p")
+"""Beginnings of the flags that cannot be combined with `firstToken: Prefill`: vLLM takes no logits processors of ours
+with speculative decoding, and a second `--logits-processors` replaces the first."""
+
 OWNED_ENV: Final[Mapping[str, str]] = {
     "POD_IP": _RENDERED,
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "Remove it: the side channel always listens on the pod's own address",

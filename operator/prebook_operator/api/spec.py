@@ -115,10 +115,10 @@ class OnFailure(StrEnum):
 
 
 class FirstToken(StrEnum):
-    """Which engine's first token the client sees. One value so far, so that another can be added without a new
-    default."""
+    """Which engine's first token the client sees."""
 
     DECODE = "Decode"
+    PREFILL = "Prefill"
 
 
 class Verify(StrEnum):
@@ -157,7 +157,9 @@ class Transfer(ApiModel):
     progressive: Progressive = Progressive()
     """Progressive push."""
     first_token: FirstToken = FirstToken.DECODE
-    """Whose first token the client gets. Decode: decode samples it after the KV has arrived."""
+    """Whose first token a client's stream starts with. Decode: decode samples it after the KV has arrived. Prefill:
+    the token that prefill sampled is shown while its KV is still under way, and decode continues from it; needs the
+    Prebook connector and no speculative decoding."""
     verify: Verify = Verify.OFF
     """Checksums over transferred blocks, compared by decode before use. Costs memory bandwidth; meant for
     qualification."""

@@ -16,9 +16,10 @@ from prebook_operator.api import derived
 from prebook_operator.api.allow import NOTHING, Allow
 from prebook_operator.api.base import quantity_value
 from prebook_operator.api.errors import FieldError
+from prebook_operator.api.owned import SAMPLER_FLAGS, flag_key
 from prebook_operator.api.profiles import MACHINES
 from prebook_operator.api.resources import MAX_NAME, DisaggregatedModel
-from prebook_operator.api.spec import Backend, DisaggregatedModelSpec, Role
+from prebook_operator.api.spec import Backend, Connector, DisaggregatedModelSpec, FirstToken, Role
 from prebook_operator.api.validation_env import check_args, check_env
 from prebook_operator.api.validation_template import check_template
 
@@ -84,6 +85,21 @@ def _transfer(spec: DisaggregatedModelSpec) -> Iterator[FieldError]:
             "UCX does not use EFA: it would silently run over TCP",
             "Use LIBFABRIC, or set spec.hardware.efaPerGPU to 0",
         )
+    if spec.transfer.first_token is not FirstToken.PREFILL:
+        return
+    if spec.transfer.connector is not Connector.PREBOOK:
+        yield FieldError(
+            "spec.transfer.firstToken",
+            f"{spec.transfer.connector.value} cannot make decode continue from prefill's token",
+            "Use Decode, or the Prebook connector",
+        )
+    for argument in spec.engine.args:
+        if flag_key(argument).startswith(SAMPLER_FLAGS):
+            yield FieldError(
+                "spec.transfer.firstToken",
+                f"Prefill cannot be combined with {flag_key(argument)} in spec.engine.args",
+                "Use Decode, or remove the option",
+            )
 
 
 def _hardware(spec: DisaggregatedModelSpec) -> Iterator[FieldError]:

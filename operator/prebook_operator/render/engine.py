@@ -9,7 +9,7 @@ from prebook_operator.api import derived
 from prebook_operator.api.owned import flag_key
 from prebook_operator.api.pod_template import EnvVar
 from prebook_operator.api.resources import DisaggregatedModel
-from prebook_operator.api.spec import Connector, Role
+from prebook_operator.api.spec import Connector, FirstToken, Role
 from prebook_operator.api.validation import bytes_of
 from prebook_operator.render.context import RenderContext
 from prebook_operator.render.names import (
@@ -28,6 +28,7 @@ from prebook_operator.render.types import Manifest
 
 COMMAND: Final = ["python3", "-m", "vllm.entrypoints.openai.api_server"]
 MIDDLEWARE: Final = "prebook_connector.dispatch.DispatchMiddleware"
+FIRST_TOKEN_PROCESSOR: Final = "prebook_connector.first_token:FirstTokenProcessor"
 GPU_BLOCK_SIZE: Final = 128
 """Tokens per KV block on GPUs: posting a transfer costs time per descriptor, and larger blocks need fewer of them."""
 
@@ -70,6 +71,8 @@ def engine_args(model: DisaggregatedModel, ctx: RenderContext, role: Role, rev8:
         f"--middleware={MIDDLEWARE}",
         f"--shutdown-timeout={spec.engine.shutdown_seconds}",
     ]
+    if role is Role.DECODE and spec.transfer.first_token is FirstToken.PREFILL:
+        args.append(f"--logits-processors={FIRST_TOKEN_PROCESSOR}")
     if "--disable-access-log-for-endpoints" not in given:
         args.append(f"--disable-access-log-for-endpoints={','.join(POLLED_PATHS)}")
     if spec.model.revision is not None and spec.model.uri.startswith("hf://"):
@@ -108,7 +111,6 @@ def _connector_settings(model: DisaggregatedModel, ctx: RenderContext, rev8: str
         "progressive": transfer.progressive.enabled,
         "min_bytes": bytes_of(transfer.progressive.min_bytes),
         "max_in_flight": transfer.progressive.max_in_flight,
-        "first_token": transfer.first_token.value.lower(),
         "verify": transfer.verify.value.lower(),
         # The whole revision, and not only that of the weights: a second fence beside discovery.
         "model_revision": rev8,
@@ -129,6 +131,7 @@ def dispatch_settings(model: DisaggregatedModel, ctx: RenderContext, role: Role,
         "local_prefill_max_tokens": spec.routing.local_prefill_max_tokens,
         "policy": spec.routing.policy.value,
         "on_failure": spec.transfer.on_failure.value.lower(),
+        "first_token": spec.transfer.first_token.value.lower(),
         "lease_seconds": spec.transfer.lease_seconds,
         "side_channel_host": "$(POD_IP)",
         "side_channel_port": SIDE_CHANNEL_PORT,

@@ -1,0 +1,117 @@
+"""The beginning of a stream that prefill's token makes, and decode's stream without that beginning. Pure.
+
+With ``firstToken: Prefill`` a client's stream starts with the token that prefill sampled, while its KV is still under
+way. Decode is made to sample the same token, so its own stream begins with the same text once more: that text is cut
+off, event by event, and everything after it passes through as it is.
+
+Event shapes are those of vLLM 0.32's ``completion_stream_generator`` and ``chat_completion_stream_generator``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from prebook_connector.dispatch.bodies import CHAT
+
+_DATA = b"data: "
+_END = b"\n\n"
+
+
+class Diverged(Exception):
+    """Decode did not continue from the token that the client has seen."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Prefill's first token: its id, its text, and the server-sent events that show it to a client."""
+
+    token: int
+    text: str
+    events: bytes
+
+
+def opening(path: str, answer: dict[str, Any], token: object) -> Opening | None:
+    """The opening that prefill's (whole, not streamed) answer to a leg makes; None when decode has to begin.
+
+    That is so when the first token ended the answer, has no text of its own (half a character, a special token), or
+    belongs to a part of the answer that a parser of the engine's shapes.
+    """
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    if not isinstance(choice, dict) or choice.get("finish_reason") != "length" or type(token) is not int:
+        return None
+    head = {"id": answer.get("id"), "created": answer.get("created"), "model": answer.get("model")}
+    if path != CHAT:
+        text = _shown(choice.get("text"))
+        if text is None:
+            return None
+        return Opening(token, text, _event({**head, "object": "text_completion"}, {"text": text}))
+    message = choice.get("message")
+    if not isinstance(message, dict) or any(
+        message.get(key) for key in ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
+    ):
+        return None
+    text = _shown(message.get("content"))
+    if text is None:
+        return None
+    head["object"] = "chat.completion.chunk"
+    role = _event(head, {"delta": {"role": message.get("role", "assistant"), "content": ""}})
+    return Opening(token, text, role + _event(head, {"delta": {"content": text}}))
+
+
+def _shown(text: object) -> str | None:
+    return text if isinstance(text, str) and text and "\ufffd" not in text else None
+
+
+def _event(head: dict[str, Any], part: dict[str, Any]) -> bytes:
+    choice = {"index": 0, **part, "logprobs": None, "finish_reason": None}
+    return _DATA + json.dumps({**head, "choices": [choice]}, ensure_ascii=False).encode() + _END
+
+
+class Continuation:
+    """Decode's stream after an :class:`Opening`: ``feed`` gives what of each piece is new to the client."""
+
+    def __init__(self, text: str) -> None:
+        self._left = text
+        self._buffer = b""
+
+    @property
+    def settled(self) -> bool:
+        """Whether decode has repeated the opening, so that everything from now on is new."""
+        return not self._left
+
+    def feed(self, piece: bytes) -> bytes:
+        """Raises :class:`Diverged`."""
+        if not self._left:
+            return piece
+        self._buffer += piece
+        new = b""
+        while self._left and (end := self._buffer.find(_END)) >= 0:
+            event, self._buffer = self._buffer[: end + len(_END)], self._buffer[end + len(_END) :]
+            new += self._cut(event)
+        if not self._left:
+            new, self._buffer = new + self._buffer, b""
+        return new
+
+    def _cut(self, event: bytes) -> bytes:
+        if not event.startswith(_DATA + b"{"):
+            if event.startswith(_DATA):  # [DONE], too early
+                raise Diverged
+            return event  # a comment
+        document = json.loads(event[len(_DATA) :])
+        choices = document.get("choices")
+        if "error" in document or not choices:
+            self._left = "" if "error" in document else self._left
+            return event
+        choice = choices[0]
+        holder, key = (choice["delta"], "content") if "delta" in choice else (choice, "text")
+        said, ends = holder.get(key) or "", choice.get("finish_reason") is not None
+        if said.startswith(self._left):
+            holder[key], self._left = said[len(self._left) :], ""
+            return _DATA + json.dumps(document, ensure_ascii=False).encode() + _END if holder[key] or ends else b""
+        if not self._left.startswith(said) or ends:
+            raise Diverged
+        self._left = self._left[len(said) :]
+        return b""
