@@ -13,7 +13,8 @@ from prebook_connector.dispatch.addresses import is_address
 from prebook_connector.dispatch.control import Control, ControlError, Link, merge_accounts, merge_pairs
 from prebook_connector.dispatch.peertable import Pair
 from prebook_connector.dispatch.sources import DnsSource, FileSource, SourceError, open_source
-from tests.unit.dispatch_rig import FakePeer, request, rig, until
+from tests.unit.dispatch_peers import FakePeer
+from tests.unit.dispatch_rig import request, rig, until
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.dispatch_rig import Call, FakePeer, Rig, request, rig, until
+from tests.unit.dispatch_engine import Call
+from tests.unit.dispatch_peers import FakePeer
+from tests.unit.dispatch_rig import Rig, request, rig, until
 
 
 async def answered(pod: Rig, call: Call, seconds: float = 4.0) -> Call:

@@ -17,7 +17,9 @@ from prometheus_client import REGISTRY
 from prebook_connector import dispatch, drain
 from prebook_connector.dispatch.asgi import DispatchMiddleware
 from prebook_connector.dispatch.settings import SettingsError
-from tests.unit.dispatch_rig import TOKEN, Call, FakePeer, request, rig, until
+from tests.unit.dispatch_engine import Call
+from tests.unit.dispatch_peers import FakePeer
+from tests.unit.dispatch_rig import TOKEN, request, rig, until
 
 LEG = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "t1"}}
 
@@ -95,7 +97,7 @@ async def test_identity_and_status(tmp_path: Path) -> None:
         status = await pod.status()
         assert status["pairs"]["ready"] == status["pairs"]["possible"] == 1
         assert status["requests"] == {
-            "remote": 1, "local": {"several_choices": 1}, "failed_over": 0, "retried": 0}  # fmt: skip
+            "remote": 1, "local": {"several_choices": 1}, "relayed": 0, "failed_over": 0, "retried": 0}  # fmt: skip
         account = status["last_transfers"][-1]
         assert (account["transfer_id"], account["bytes"], account["state"]) == (transfer, 4096, "committed")
         assert account["prefill_leg_s"] > 0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.dispatch_rig import LONG, TOKEN, FakePeer, Rig, request, rig, until
+from tests.unit.dispatch_peers import FakePeer
+from tests.unit.dispatch_rig import LONG, TOKEN, Rig, request, rig, until
 
 
 async def test_both_legs_start_at_once_and_share_the_transfer_id(tmp_path: Path) -> None:

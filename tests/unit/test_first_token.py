@@ -23,7 +23,9 @@ from prebook_connector.dispatch.bodies import CHAT, COMPLETIONS
 from prebook_connector.dispatch.opening import Continuation, Diverged, opening
 from prebook_connector.first_token import FirstTokenProcessor
 from prebook_connector.token_store import TOKENS, TokenStore
-from tests.unit.dispatch_rig import LONG, Call, FakePeer, Json, Leg, Rig, request, rig, until
+from tests.unit.dispatch_engine import Call, Json, Leg
+from tests.unit.dispatch_peers import FakePeer
+from tests.unit.dispatch_rig import LONG, Rig, request, rig, until
 
 PARIS = 700
 HEAD = {"id": "cmpl-1", "created": 1, "model": "m"}
