@@ -7,6 +7,7 @@ Runs on the transfer thread, free of vLLM and NIXL (see ``ports``). Every bookin
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class Account:
     overlap: float | None = None
     prefill_s: float | None = None
     verified: bool | None = None
+    booked_at: float = field(default_factory=time.time)  # wall clock, for people and traces only
+    ended_at: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -370,6 +373,7 @@ class BookSide:
         account, booking = entry.account, entry.booking
         account.state = "committed" if committed else ("released" if not entry.wanted else "failed")
         account.reason = booking.reason
+        account.ended_at = time.time()
         for message in entry.commits.values():
             account.bytes += message.bytes
             account.writes += message.writes

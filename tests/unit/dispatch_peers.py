@@ -149,6 +149,7 @@ class FakeConnector:
     busy: int = 0
     compat_hash: str | None = None
     held: bool = True
+    account: Json = field(default_factory=lambda: {"bytes": 4096, "lead_s": 0.5})
     offered: list[tuple[str, int]] = field(default_factory=list)
     overrides: dict[str, Json] = field(default_factory=dict)
     _server: asyncio.Server | None = None
@@ -199,7 +200,7 @@ class FakeConnector:
             state = self.states.get(transfer)
             if state is None and transfer in self.engine.arrived:
                 state = "committed" if self.engine.arrived[transfer].is_set() else "booked"
-            return {"ok": True, "known": state is not None, "state": state, "bytes": 4096, "lead_s": 0.5}
+            return {"ok": True, "known": state is not None, "state": state, **self.account}
         elif request["op"] == "first_token":
             self.offered.append((request["transfer_id"], request["token"]))
             return {"ok": True, "held": self.held}

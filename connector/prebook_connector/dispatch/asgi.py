@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from prebook_connector.dispatch import bodies, metrics, policy
+from prebook_connector.dispatch import bodies, metrics, policy, tracing
 from prebook_connector.dispatch.client import LegAnswer, PrefillClient
 from prebook_connector.dispatch.control import Control
 from prebook_connector.dispatch.discovery import Discovery
@@ -242,7 +242,8 @@ class DispatchMiddleware:
         elif isinstance(plan, policy.Refuse):
             await self._refuse(channel, plan.refusal)
         else:
-            await Exchange(self._services(), scope, channel, path=path, body=body, facts=facts).run(plan)
+            with tracing.request(scope) as traced:
+                await Exchange(self._services(), traced, channel, path=path, body=body, facts=facts).run(plan)
 
     def _plan(self, scope: Scope, facts: bodies.Facts) -> policy.Plan:
         self._counter += 1
@@ -291,6 +292,7 @@ class DispatchMiddleware:
     async def _account(self, attempt: Attempt, answer: LegAnswer | None, in_place: bool) -> None:
         """Keeps the account of a transfer that served a request, for status and for whoever asks by its id."""
         known = await self._control.transfer(attempt.transfer_id) if self._control is not None else None
+        tracing.transfer(known or {})
         if known is not None and known.get("state") == "failed" and not in_place:
             self._totals.count_failover(Failure.TRANSFER_FAILED, "in_place")
         self._accounts.append(

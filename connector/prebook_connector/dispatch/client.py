@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from prebook_connector.dispatch import metrics
+from prebook_connector.dispatch import metrics, tracing
 from prebook_connector.dispatch.reasons import Failure
 from prebook_connector.dispatch.settings import Timing
 from prebook_connector.dispatch.types import Send
@@ -66,7 +66,8 @@ class PrefillClient:
         makes vLLM abort the leg."""
         began = time.monotonic()
         try:
-            answer = await self._send(address, path, body, headers, began)
+            with tracing.prefill_leg(headers, address) as traced:
+                answer = await self._send(address, path, body, traced, began)
         except LegFailed as error:
             metrics.LEG_SECONDS.labels(error.failure.value).observe(time.monotonic() - began)
             raise

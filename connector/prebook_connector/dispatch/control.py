@@ -285,7 +285,8 @@ def merge_accounts(answers: list[Answer]) -> Answer | None:
         if state in states:
             merged["state"] = state
             break
-    for key, pick in (("bytes", sum), ("writes", sum), ("lead_s", min), ("exposed_s", max), ("overlap", min)):
+    for key, pick in (("bytes", sum), ("writes", sum), ("lead_s", min), ("exposed_s", max), ("overlap", min),
+                      ("booked_at", min), ("ended_at", max)):  # fmt: skip
         values = [answer[key] for answer in answers if isinstance(answer.get(key), int | float)]
         if values:
             merged[key] = pick(values)

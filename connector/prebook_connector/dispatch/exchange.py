@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from prebook_connector.dispatch import metrics, params, policy
+from prebook_connector.dispatch import metrics, params, policy, tracing
 from prebook_connector.dispatch.bodies import Body, Facts, decode_body, dump, prefill_body
 from prebook_connector.dispatch.client import LegAnswer, LegFailed, PrefillClient
 from prebook_connector.dispatch.discovery import Discovery
@@ -131,6 +131,7 @@ class Exchange:
 
     async def _local(self, reason: LocalReason) -> None:
         self._services.totals.count_local(reason)
+        tracing.note(path="local", reason=reason.value)
         body, request_id = self._body, None
         if self._lead is not None and (given := self._lead.given) is not None:
             # The client has read the beginning, which decode has to repeat under the same name.
@@ -150,6 +151,7 @@ class Exchange:
         """One token is all that is wanted, so prefill's whole answer is the client's: nothing is transferred."""
         services, peer = self._services, plan.peer
         self._tried.append(peer.address)
+        tracing.note(path="relayed", peer=peer.address)
         services.discovery.table.began(peer.address, self._facts.tokens)
         task = asyncio.create_task(
             services.client.relay(
@@ -187,6 +189,7 @@ class Exchange:
         attempt = Attempt(peer, peer.identity, plan.rank, len(self._tried))
         table = self._services.discovery.table
         table.began(peer.address, self._facts.tokens)
+        tracing.note(path="remote", transfer_id=attempt.transfer_id, peer=peer.address, attempt=attempt.number)
         try:
             await self._attempt(attempt)
         except AttemptFailed as failed:

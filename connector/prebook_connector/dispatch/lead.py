@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from prebook_connector.dispatch import metrics
+from prebook_connector.dispatch import metrics, tracing
 from prebook_connector.dispatch.client import LegAnswer
 from prebook_connector.dispatch.legs import ClientChannel, DecodeLeg
 from prebook_connector.dispatch.opening import Opening, opening
@@ -69,4 +69,5 @@ class Lead:
         if not await leg.lead(found):
             return "overtaken"
         self.given = found
+        tracing.first_token("prefill")
         return "shown"

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Sequence
 
-from prebook_connector.dispatch import metrics
+from prebook_connector.dispatch import metrics, tracing
 from prebook_connector.dispatch.errors import ErrorAnswer, send_error
 from prebook_connector.dispatch.opening import Continuation, Diverged, Opening
 from prebook_connector.dispatch.reasons import Refusal
@@ -260,6 +260,7 @@ class DecodeLeg:
             return
         self._channel.owner = self
         self.committed.set()
+        tracing.first_token("decode")
         if self._channel.started and start["status"] != 200:
             # A comment of an earlier leg already began a stream: an error can only come as its next event.
             event = b"data: " + bytes(body) + b"\n\ndata: [DONE]\n\n"
