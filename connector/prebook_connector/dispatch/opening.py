@@ -35,8 +35,8 @@ class Opening:
 def opening(path: str, answer: dict[str, Any], token: object) -> Opening | None:
     """The opening that prefill's (whole, not streamed) answer to a leg makes; None when decode has to begin.
 
-    That is so when the first token ended the answer, has no text of its own (half a character, a special token), or
-    belongs to a part of the answer that a parser of the engine's shapes.
+    That is so when the first token ended the answer, is half a character, or belongs to a part of the answer that a
+    parser of the engine's shapes. A token without text makes an empty event, as it does in vLLM's own stream.
     """
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
@@ -62,7 +62,7 @@ def opening(path: str, answer: dict[str, Any], token: object) -> Opening | None:
 
 
 def _shown(text: object) -> str | None:
-    return text if isinstance(text, str) and text and "\ufffd" not in text else None
+    return text if isinstance(text, str) and "\ufffd" not in text else None
 
 
 def _event(head: dict[str, Any], part: dict[str, Any]) -> bytes:
@@ -75,23 +75,24 @@ class Continuation:
 
     def __init__(self, text: str) -> None:
         self._left = text
+        self._repeats = True
         self._buffer = b""
 
     @property
     def settled(self) -> bool:
         """Whether decode has repeated the opening, so that everything from now on is new."""
-        return not self._left
+        return not self._repeats
 
     def feed(self, piece: bytes) -> bytes:
         """Raises :class:`Diverged`."""
-        if not self._left:
+        if not self._repeats:
             return piece
         self._buffer += piece
         new = b""
-        while self._left and (end := self._buffer.find(_END)) >= 0:
+        while self._repeats and (end := self._buffer.find(_END)) >= 0:
             event, self._buffer = self._buffer[: end + len(_END)], self._buffer[end + len(_END) :]
             new += self._cut(event)
-        if not self._left:
+        if not self._repeats:
             new, self._buffer = new + self._buffer, b""
         return new
 
@@ -103,13 +104,15 @@ class Continuation:
         document = json.loads(event[len(_DATA) :])
         choices = document.get("choices")
         if "error" in document or not choices:
-            self._left = "" if "error" in document else self._left
+            self._repeats = "error" not in document
             return event
         choice = choices[0]
         holder, key = (choice["delta"], "content") if "delta" in choice else (choice, "text")
         said, ends = holder.get(key) or "", choice.get("finish_reason") is not None
+        if "role" in holder and not said and not ends:
+            return b""
         if said.startswith(self._left):
-            holder[key], self._left = said[len(self._left) :], ""
+            holder[key], self._repeats = said[len(self._left) :], False
             return _DATA + json.dumps(document, ensure_ascii=False).encode() + _END if holder[key] or ends else b""
         if not self._left.startswith(said) or ends:
             raise Diverged
