@@ -35,8 +35,8 @@ class Opening:
 def opening(path: str, answer: dict[str, Any], token: object) -> Opening | None:
     """The opening that prefill's (whole, not streamed) answer to a leg makes; None when decode has to begin.
 
-    That is so when the first token ended the answer, is half a character, or belongs to a part of the answer that a
-    parser of the engine's shapes. A token without text makes an empty event, as it does in vLLM's own stream.
+    That is so when the first token ended the answer, or belongs to a part of it that a parser of the engine's shapes. A
+    token without text (half a character, a special token) makes an empty event, as it does in vLLM's own stream.
     """
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
@@ -62,7 +62,10 @@ def opening(path: str, answer: dict[str, Any], token: object) -> Opening | None:
 
 
 def _shown(text: object) -> str | None:
-    return text if isinstance(text, str) and "\ufffd" not in text else None
+    """The text of a first event; empty for the replacement character that half a character is at the end of an answer."""
+    if not isinstance(text, str):
+        return None
+    return "" if "\ufffd" in text else text
 
 
 def _event(head: dict[str, Any], part: dict[str, Any]) -> bytes:
