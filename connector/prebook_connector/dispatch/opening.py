@@ -62,7 +62,7 @@ def opening(path: str, answer: dict[str, Any], token: object) -> Opening | None:
 
 
 def _shown(text: object) -> str | None:
-    """The text of a first event; empty for the replacement character that half a character is at the end of an answer."""
+    """The text of a first event; empty where half a character ended the answer as a replacement character."""
     if not isinstance(text, str):
         return None
     return "" if "\ufffd" in text else text
