@@ -92,11 +92,11 @@ class Continuation:
             return piece
         self._buffer += piece
         new = b""
-        while self._repeats and (end := self._buffer.find(_END)) >= 0:
+        while (end := self._buffer.find(_END)) >= 0:
             event, self._buffer = self._buffer[: end + len(_END)], self._buffer[end + len(_END) :]
             new += self._cut(event)
-        if not self._repeats:
-            new, self._buffer = new + self._buffer, b""
+            if self.settled:
+                return new + self._buffer
         return new
 
     def _cut(self, event: bytes) -> bytes:
