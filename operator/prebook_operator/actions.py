@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from prebook_operator.kube.fields import digest, intent_body
-from prebook_operator.kube.resources import CHILDREN, STATEFUL_SET, Resource, resource_of
+from prebook_operator.kube.resources import CHILDREN, PERMANENT, STATEFUL_SET, Resource, resource_of
 from prebook_operator.kube.transport import JsonObject
 from prebook_operator.records import ChildRecord, split_body
 
@@ -72,7 +72,8 @@ def agenda(
 ) -> Agenda:
     """Compares intents with what exists.
 
-    `owner` is the model's UID. Children of `keep_revisions` stay even without an intent. `equivalent` are pairs of
+    `owner` is the model's UID. Children of `keep_revisions` stay even without an intent, and so do kinds that live as
+    long as the model. `equivalent` are pairs of
     digests, live and intended, that differ but are known to need no write."""
     actions: list[Action] = []
     foreign: list[str] = []
@@ -89,8 +90,8 @@ def agenda(
             actions.append(Action(verb=verb, resource=resource, name=name, intent=intent, record=record))
     for place, record in children.items():
         surplus = place not in wanted and record.owner == owner and not record.deleting
-        if surplus and not (record.revision and record.revision in keep_revisions):
-            resource = _BY_PLURAL[record.plural]
+        resource = _BY_PLURAL[record.plural]
+        if surplus and resource not in PERMANENT and not (record.revision and record.revision in keep_revisions):
             actions.append(Action(verb=Verb.DELETE, resource=resource, name=record.name, record=record))
     return Agenda(actions=tuple(actions), foreign=tuple(sorted(foreign)))
 

@@ -12,27 +12,30 @@ import contextlib
 import logging
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from prebook_operator.cache import Cache, Seen
+from prebook_operator.cache import Cache
 from prebook_operator.cluster import Capabilities, examine
 from prebook_operator.decide import RenderSettings
 from prebook_operator.execute import Executor
 from prebook_operator.handlers import Deliveries, EventSource, WatchOptions
 from prebook_operator.health import HealthServer
+from prebook_operator.intake import Intake
+from prebook_operator.kinds import OptionalKinds
 from prebook_operator.kube.auth import Credentials
 from prebook_operator.kube.client import KubeClient
 from prebook_operator.kube.election import Election, LeaseSettings
 from prebook_operator.kube.errors import KubeError, SchemaTooOld
 from prebook_operator.kube.progress import Scope
+from prebook_operator.kube.resources import Resource
 from prebook_operator.kube.transport import ClusterTransport, Transport
 from prebook_operator.metrics import Metrics
 from prebook_operator.observe import Observer
 from prebook_operator.pairs import HttpPairsReader
 from prebook_operator.publish import Publisher
 from prebook_operator.reconcile import Pace, Reconciler
-from prebook_operator.records import ModelRecord
 from prebook_operator.settings import Settings
 from prebook_operator.workers import Workers
 from prebook_operator.workqueue import WorkQueue
@@ -63,13 +66,15 @@ class Operator:
         self.metrics = Metrics()
         self.cache = Cache()
         self.queue = WorkQueue(debounce=settings.debounce)
+        self.intake = Intake(self.cache, self.queue)
         self.synced = asyncio.Event()
         self.stopping = asyncio.Event()
         self._unlisted: set[Scope] = set()
         self._source: EventSource | None = None
         self._crew: Workers | None = None
-        self._failed = asyncio.Event()
-        self._failure: BaseException | None = None
+        self._reconciler: Reconciler | None = None
+        self._capabilities = Capabilities(optional=frozenset(), nodes=False)
+        self._rewatch: asyncio.Queue[BaseException | None] = asyncio.Queue()
         self._waiting_for = "the API server"
         self.health = HealthServer(live=self._not_live, ready=self._not_ready, metrics=self.metrics)
         self.metrics.watch_state(self.cache, self.queue.depth)
@@ -89,7 +94,8 @@ class Operator:
         try:
             capabilities = await self._examined(transport)
             if capabilities is not None:
-                await self._operate(capabilities, transport, lease_client)
+                self._capabilities = capabilities
+                await self._operate(transport, lease_client)
         finally:
             await transport.close()
             await self.health.stop()
@@ -108,7 +114,7 @@ class Operator:
             await self._pause(EXAMINE_PAUSE)
         return None
 
-    async def _operate(self, capabilities: Capabilities, transport: Transport, lease_client: KubeClient) -> None:
+    async def _operate(self, transport: Transport, lease_client: KubeClient) -> None:
         settings = self._settings
         election = Election(
             lease_client,
@@ -119,6 +125,7 @@ class Operator:
                 duration=settings.lease_duration,
                 margin=settings.lease_margin,
                 period=settings.lease_period,
+                look=settings.lease_look,
             ),
             on_change=self._on_leadership,
         )
@@ -129,9 +136,11 @@ class Operator:
             observer=self.metrics.observe_request,
         )
         pairs = HttpPairsReader(port=settings.pod_port, pending=settings.pairing)
-        workers = self._crew = self._workers(client, pairs, capabilities)
+        workers = self._crew = self._workers(client, pairs)
+        kinds = OptionalKinds(client, self._capabilities.optional, on_change=self._on_kinds, period=settings.discovery)
         tasks = [
-            asyncio.create_task(self._watch(capabilities), name="watch"),
+            asyncio.create_task(self._watch(), name="watch"),
+            asyncio.create_task(kinds.run(), name="kinds"),
             asyncio.create_task(election.run(), name="election"),
             asyncio.create_task(workers.run(), name="workers"),
         ]
@@ -149,11 +158,11 @@ class Operator:
             if self._source is not None:
                 await self._source.stop(seconds=3.0)
 
-    def _workers(self, client: KubeClient, pairs: HttpPairsReader, capabilities: Capabilities) -> Workers:
-        settings = self._settings
+    def _workers(self, client: KubeClient, pairs: HttpPairsReader) -> Workers:
+        settings, capabilities = self._settings, self._capabilities
         observer = Observer(self.cache, client, pairs, secret_recheck=settings.resync)
         observer.nodes_readable = capabilities.nodes
-        reconciler = Reconciler(
+        self._reconciler = Reconciler(
             self.cache,
             observer,
             Executor(client, self.cache, observer, foreign_recheck=settings.resync),
@@ -167,56 +176,51 @@ class Operator:
             pace=Pace(settle=settings.settle, pairing=settings.pairing, resync=settings.resync),
         )
         return Workers(
-            reconciler,
+            self._reconciler,
             self.queue,
-            self.cache,
             metrics=self.metrics,
             synced=self.synced,
             number=settings.workers,
         )
 
-    async def _watch(self, capabilities: Capabilities) -> None:
+    async def _watch(self) -> None:
+        deliveries = Deliveries(
+            seen=self.intake.seen,
+            list_begun=self.cache.begin_list,
+            list_ended=self._on_list_ended,
+            failed=self._rewatch.put_nowait,
+        )
+        while True:
+            self._source = EventSource(self._watch_options(), deliveries)
+            if not self.synced.is_set():
+                self._unlisted = set(self._source.scopes())
+                self._waiting_for = "the first lists"
+            self._source.start()
+            failure = await self._rewatch.get()
+            if failure is None:
+                await self._source.stop(seconds=3.0)  # other kinds are to be watched
+                continue
+            self.metrics.watch_restarts.inc()
+            logger.warning("the watch has failed and is started again: %s", failure)
+            await asyncio.sleep(RESTART_PAUSE)
+
+    def _watch_options(self) -> WatchOptions:
         settings = self._settings
-        options = WatchOptions(
-            resources=capabilities.watched,
+        return WatchOptions(
+            resources=self._capabilities.watched,
             namespaces=settings.namespaces,
             kubeconfig=settings.kubeconfig,
             user_agent=user_agent(),
             server_timeout=settings.watch_timeout,
         )
-        deliveries = Deliveries(
-            seen=self._on_seen,
-            list_begun=self.cache.begin_list,
-            list_ended=self._on_list_ended,
-            failed=self._on_failed,
-        )
-        while True:
-            self._failed.clear()
-            self._source = EventSource(options, deliveries)
-            if not self.synced.is_set():
-                self._unlisted = set(self._source.scopes())
-                self._waiting_for = "the first lists"
-            self._source.start()
-            await self._failed.wait()
-            self.metrics.watch_restarts.inc()
-            logger.warning("the watch has failed and is started again: %s", self._failure)
-            await asyncio.sleep(RESTART_PAUSE)
 
     def _on_leadership(self, leading: bool) -> None:
+        self.intake.lead(leading)
         if self._crew is not None:
             self._crew.lead(leading)
 
-    def _on_seen(self, seen: Seen) -> None:
-        before = self.cache.models.get(seen.owner) if isinstance(seen.record, ModelRecord) and seen.owner else None
-        for key in self.cache.see(seen):
-            if isinstance(seen.record, ModelRecord) and (before is None or before.generation != seen.record.generation):
-                self.queue.add_fresh(key)
-            else:
-                self.queue.add(key)
-
     def _on_list_ended(self, scope: Scope) -> None:
-        for key in self.cache.end_list(scope):
-            self.queue.add(key)
+        self.intake.list_ended(scope)
         self._unlisted.discard(scope)
         if not self._unlisted and not self.synced.is_set():
             self._waiting_for = ""
@@ -225,9 +229,13 @@ class Operator:
             )
             self.synced.set()
 
-    def _on_failed(self, error: BaseException) -> None:
-        self._failure = error
-        self._failed.set()
+    def _on_kinds(self, optional: frozenset[Resource]) -> None:
+        gone = self._capabilities.optional - optional
+        self._capabilities = replace(self._capabilities, optional=optional)
+        if self._reconciler is not None:
+            self._reconciler.pod_monitors(self._capabilities.pod_monitors)
+        self.intake.kinds_changed(gone)
+        self._rewatch.put_nowait(None)
 
     def _not_live(self) -> str:
         if self._source is None:

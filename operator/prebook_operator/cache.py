@@ -90,6 +90,11 @@ class Cache:
         """Drops a record that a request has proved wrong."""
         self._remove(record.plural, owner, record)
 
+    def forget_kind(self, plural: str) -> None:
+        """The kind itself is gone, and all its objects with it."""
+        for owner, record in list(self._all(plural)):
+            self._remove(plural, owner, record)
+
     def begin_list(self, scope: Scope) -> None:
         """A full list starts; until `end_list`, what is met is noted."""
         self._relisting[scope] = set()

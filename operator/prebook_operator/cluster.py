@@ -1,5 +1,5 @@
-"""What the operator asks a cluster once, before it starts: is our API served and new enough, which optional kinds
-exist, may nodes be read.
+"""What the operator asks a cluster before it starts: is our API served and new enough, which optional kinds exist, may
+nodes be read. Which optional kinds exist is asked again now and then (see `kinds`).
 
 Nothing of it needs rights that a namespaced operator lacks: discovery and OpenAPI documents are open to every
 authenticated client."""
@@ -20,24 +20,32 @@ UPGRADE = "prebook crds | kubectl apply --server-side --force-conflicts -f -"
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What this cluster offers. `watched` are all kinds that exist and may be watched."""
+    """What this cluster offers: which of the kinds that a cluster may lack, and whether nodes may be read."""
 
-    watched: tuple[Resource, ...]
+    optional: frozenset[Resource]
     nodes: bool
-    pod_monitors: bool
+
+    @property
+    def watched(self) -> tuple[Resource, ...]:
+        """All kinds that exist and may be watched."""
+        children = (resource for resource in CHILDREN if resource not in OPTIONAL or resource in self.optional)
+        return (MODEL, *children, POD, *((NODE,) if self.nodes else ()))
+
+    @property
+    def pod_monitors(self) -> bool:
+        """Is there a kind PodMonitor?"""
+        return POD_MONITOR in self.optional
 
 
 async def examine(client: KubeClient) -> Capabilities:
     """Looks at the cluster. Raises SchemaTooOld with the command that helps, and RetryLater."""
     await check_schema(client)
-    absent = {resource for resource in OPTIONAL if not await _served(client, resource)}
-    nodes = await _nodes_readable(client)
-    children = tuple(resource for resource in CHILDREN if resource not in absent)
-    return Capabilities(
-        watched=(MODEL, *children, POD, *((NODE,) if nodes else ())),
-        nodes=nodes,
-        pod_monitors=POD_MONITOR not in absent,
-    )
+    return Capabilities(optional=await optional_kinds(client), nodes=await _nodes_readable(client))
+
+
+async def optional_kinds(client: KubeClient) -> frozenset[Resource]:
+    """The optional kinds that are served. Raises KubeError."""
+    return frozenset([resource for resource in OPTIONAL if await _served(client, resource)])
 
 
 async def check_schema(client: KubeClient) -> None:

@@ -23,6 +23,7 @@ from prebook_operator.kube.resources import OPTIONAL, SECRET, STATEFUL_SET, Reso
 from prebook_operator.kube.transport import JsonObject
 from prebook_operator.observe import Observer, SecretState, secret_name
 from prebook_operator.records import ChildRecord, ModelRecord, child_record
+from prebook_operator.refusals import judge
 from prebook_operator.view import Trouble
 
 logger = logging.getLogger(__name__)
@@ -116,8 +117,7 @@ class Executor:
             self._remember_refusal(model, action, message)
             outcome.note(Trouble(reason=Reason.FORBIDDEN_FIELD, message=message, users=True))
         except Refused as error:
-            # Quota, admission or rights: cured from outside, without a change of the spec.
-            outcome.note(Trouble(reason=Reason.API_ERROR, message=str(error.message), users=False))
+            outcome.note(_refused(describe(action.resource, action.name), error))
 
     async def _send(self, model: ModelRecord, action: Action, outcome: Outcome) -> None:
         namespace = model.key.namespace
@@ -258,10 +258,17 @@ class Executor:
             outcome.gone = True
             return
         except Refused as error:
-            outcome.note(Trouble(reason=Reason.API_ERROR, message=str(error.message), users=False))
+            outcome.note(_refused(describe(SECRET, secret_name(model.key)), error))
             return
         outcome.writes += 1
         self._observer.secret_made(model)
+
+
+def _refused(what: str, error: Refused) -> Trouble:
+    """Quota, admission or rights: cured from outside, without a change of the spec."""
+    reason, remedy = judge(error.message)
+    message = f"the API server refuses {what}: {error.message}{f'; {remedy}' if remedy else ''}"
+    return Trouble(reason=reason, message=message, users=False)
 
 
 def edited_by_others(live: Mapping[str, Any]) -> bool:

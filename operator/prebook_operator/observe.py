@@ -1,7 +1,8 @@
 """Observe: everything that is to be known about one model, in one place.
 
-Most of it is in the cache already. Two things are fetched: whether the peer Secret exists (its metadata only, by
-name, and remembered), and what decode pods say about their pairs."""
+Most of it is in the cache already. Three things are fetched: whether the peer Secret exists (its metadata only, by
+name, and remembered), what decode pods say about their pairs, and, for a set that lacks pods, the Events that say
+why."""
 
 from __future__ import annotations
 
@@ -9,14 +10,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 from prebook_operator.api import Role
 from prebook_operator.cache import Cache
 from prebook_operator.kube.client import KubeClient
-from prebook_operator.kube.errors import NotFound
-from prebook_operator.kube.resources import SECRET, SERVICE, STATEFUL_SET
+from prebook_operator.kube.errors import Forbidden, NotFound
+from prebook_operator.kube.resources import EVENT, SECRET, SERVICE, STATEFUL_SET
 from prebook_operator.pairs import PairsReader, PodPairs
 from prebook_operator.records import ChildRecord, Key, ModelRecord, NodeRecord, PodRecord, SetCounts
+from prebook_operator.refusals import FAILED_CREATE, Refusal, newest_note
+
+REFUSAL_FRESH: Final = 30.0
+"""Seconds for which a known refusal is not asked for again; whether pods are still missing is known without asking."""
+MAX_EVENTS: Final = 50
+"""Events read about one set; its controller folds repetitions into one."""
 
 
 class SecretState(Enum):
@@ -60,6 +68,7 @@ class Observer:
         self._recheck = secret_recheck
         self._clock = clock
         self._secrets: dict[str, float] = {}
+        self._refusals: dict[str, tuple[float, str]] = {}
         self.nodes_readable = True
 
     async def observe(self, key: Key) -> Snapshot | None:
@@ -102,6 +111,36 @@ class Observer:
         ]
         return await self._pairs.read(asked) if asked else {}
 
+    async def refusals(self, snapshot: Snapshot, revision: str) -> tuple[Refusal, ...]:
+        """Why sets of a revision lack pods, as far as Events tell; asks only about sets that do. Raises RetryLater."""
+        found = []
+        for child in snapshot.children.values():
+            if child.owner != snapshot.model.uid or child.deleting or child.revision != revision:
+                continue
+            if child.counts is None or not child.counts.current:
+                continue  # no set, or its controller has not looked at it yet
+            if sum(1 for pod in snapshot.pods if pod.owner == child.uid) >= child.counts.desired:
+                self._refusals.pop(child.uid, None)
+                continue
+            note = await self._refusal(child, snapshot.model.key.namespace)
+            if note:
+                found.append(Refusal(role=Role(child.role), set_name=child.name, note=note))
+        return tuple(sorted(found, key=lambda refusal: refusal.set_name))
+
+    async def _refusal(self, child: ChildRecord, namespace: str) -> str:
+        until, known = self._refusals.get(child.uid, (float("-inf"), ""))
+        if self._clock() < until:
+            return known
+        fields = {"regarding.uid": child.uid, "reason": FAILED_CREATE}
+        try:
+            events = await self._client.list_some(EVENT, namespace=namespace, fields=fields, limit=MAX_EVENTS)
+        except Forbidden as error:
+            return f"the reason cannot be told, for the operator may not list Events ({error.message})"
+        note = newest_note(events)
+        if note:
+            self._refusals[child.uid] = (self._clock() + REFUSAL_FRESH, note)
+        return note
+
     def secret_made(self, model: ModelRecord) -> None:
         """We have just made the model's Secret."""
         self._secrets[model.uid] = self._clock() + self._recheck
@@ -109,6 +148,7 @@ class Observer:
     def forget(self, uid: str) -> None:
         """The model is gone."""
         self._secrets.pop(uid, None)
+        self._refusals = {one: entry for one, entry in self._refusals.items() if entry[0] > self._clock()}
 
     async def _secret(self, model: ModelRecord) -> SecretState:
         if self._clock() < self._secrets.get(model.uid, float("-inf")):

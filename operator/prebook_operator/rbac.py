@@ -6,7 +6,7 @@ reconciler under exactly these rules. Nothing here does I/O. What the table refu
 - no `list` or `watch` of Secrets: the operator reads the one Secret whose name it derived itself;
 - no `update` of anything the operator owns: a write is a server-side apply (`patch`), a `create` that must not
   overwrite, or a `delete` with a UID precondition;
-- no right on pods beyond reading them: pods are made and ended by StatefulSets;
+- no right on pods beyond watching them: pods are made and ended by StatefulSets;
 - no right to write a `DisaggregatedModel` itself: only its status is ours.
 """
 
@@ -19,7 +19,14 @@ from typing import Any
 GROUP = "prebook.dev"
 
 READ = ("get", "list", "watch")
-OWN = ("get", "list", "watch", "create", "patch", "delete")
+"""For people."""
+FOLLOW = ("list", "watch")
+"""What only the watch reads."""
+KEEP = ("get", "list", "watch", "create", "patch")
+"""Objects that live as long as their model: an apply that creates needs both `create` and `patch`, and `get` is the
+look at an object that is in the way."""
+OWN = (*KEEP, "delete")
+"""Objects that come and go with a revision or a setting."""
 
 
 class Reach(StrEnum):
@@ -65,7 +72,7 @@ OPERATOR: tuple[Rule, ...] = (
         reach=Reach.WATCHED,
         group=GROUP,
         resources=("disaggregatedmodels",),
-        verbs=READ,
+        verbs=FOLLOW,
         why="the source of intent; never written",
     ),
     Rule(
@@ -86,8 +93,8 @@ OPERATOR: tuple[Rule, ...] = (
         reach=Reach.WATCHED,
         group=GROUP,
         resources=("modelroles",),
-        verbs=OWN,
-        why="the stable scale targets of a model",
+        verbs=KEEP,
+        why="the stable scale targets of a model; they end with it, by garbage collection",
     ),
     Rule(
         reach=Reach.WATCHED,
@@ -99,9 +106,16 @@ OPERATOR: tuple[Rule, ...] = (
     Rule(
         reach=Reach.WATCHED,
         group="",
-        resources=("services", "serviceaccounts"),
+        resources=("services",),
         verbs=OWN,
-        why="front and headless Services; the engines' account without a token",
+        why="front Service, and headless ones by role and revision",
+    ),
+    Rule(
+        reach=Reach.WATCHED,
+        group="",
+        resources=("serviceaccounts",),
+        verbs=KEEP,
+        why="the engines' account without a token; it ends with the model, by garbage collection",
     ),
     Rule(
         reach=Reach.WATCHED,
@@ -114,7 +128,7 @@ OPERATOR: tuple[Rule, ...] = (
         reach=Reach.WATCHED,
         group="",
         resources=("pods",),
-        verbs=READ,
+        verbs=FOLLOW,
         why="what runs, what pods say about pairing, and why they ended",
     ),
     Rule(
@@ -149,8 +163,8 @@ OPERATOR: tuple[Rule, ...] = (
         reach=Reach.WATCHED,
         group="events.k8s.io",
         resources=("events",),
-        verbs=("create",),
-        why="what happened to a model, for kubectl describe",
+        verbs=("create", "list"),
+        why="what happened to a model, for kubectl describe; listed only to learn why a set's pods are refused",
     ),
     Rule(
         reach=Reach.HOME,
@@ -163,7 +177,7 @@ OPERATOR: tuple[Rule, ...] = (
         reach=Reach.CLUSTER,
         group="",
         resources=("nodes",),
-        verbs=READ,
+        verbs=FOLLOW,
         why="FabricReady: which nodes have enough GPUs and EFA devices in one zone",
     ),
 )

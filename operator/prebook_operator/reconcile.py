@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from prebook_operator.actions import agenda
@@ -23,6 +23,7 @@ from prebook_operator.pairs import PodPairs
 from prebook_operator.plan import revision_of
 from prebook_operator.publish import Publisher
 from prebook_operator.records import Key, ModelRecord
+from prebook_operator.refusals import Refusal
 from prebook_operator.view import Trouble, View
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ def utc_now() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """When to look again, in seconds: after writes, while pairs are made, while they last, and with nothing to do.
+    """When to look again, in seconds: after writes, while pairs are made, while they last, while pods are missing, and
+    with nothing to do.
 
     After a write the report waits until the controllers have answered it, at most `patience`, so that a creation is
     reported once and not at every step."""
@@ -44,6 +46,7 @@ class Pace:
     patience: float = 10.0
     pairing: float = 3.0
     paired: float = 60.0
+    lacking: float = 30.0
     resync: float = 300.0
 
 
@@ -87,6 +90,10 @@ class Reconciler:
         self._generations: dict[Key, tuple[str, int]] = {}
         self._written: dict[Key, float] = {}
 
+    def pod_monitors(self, served: bool) -> None:
+        """The kind PodMonitor has come or gone."""
+        self._settings = replace(self._settings, has_pod_monitor=served)
+
     async def reconcile(self, key: Key) -> Result:
         """Brings the model one step nearer to its spec. Raises RetryLater and NotLeader."""
         snapshot = await self._observer.observe(key)
@@ -108,7 +115,7 @@ class Reconciler:
             target_pairs=sum(answer.ready for answer in target_pairs.values()),
             token=self._new_token() if snapshot.secret is SecretState.ABSENT else None,
         )
-        if snapshot.model.generation != int(snapshot.model.parsed_status().get("observedGeneration") or 0):
+        if not snapshot.model.reported:
             # Ready must not stay True, of an older generation, for one moment longer than this takes.
             pairs = await self._serving_pairs(snapshot, decision, target_pairs)
             await self._publisher.publish(snapshot, self._view(snapshot, decision=decision, pairs=pairs))
@@ -161,7 +168,10 @@ class Reconciler:
             self._forget(key)
             return Result(after=None)
         pairs = await self._serving_pairs(snapshot, decision, target_pairs)
-        view = self._view(snapshot, decision=decision, pairs=pairs, trouble=outcome.trouble, applied=True)
+        refusals = await self._observer.refusals(snapshot, decision.target) if decision.step.start else ()
+        view = self._view(
+            snapshot, decision=decision, pairs=pairs, refusals=refusals, trouble=outcome.trouble, applied=True
+        )
         await self._publisher.publish(snapshot, view)
         if outcome.trouble is not None and not outcome.trouble.users:
             return Result(after=self._pace.resync, error=outcome.trouble.message)
@@ -169,6 +179,9 @@ class Reconciler:
         waiting = unpaired or (decision.step.reason is not Reason.UP_TO_DATE and bool(target_pairs))
         if waiting:
             return Result(after=self._pace.pairing)
+        if self._lacks_pods(key, decision):
+            # What is missing sends no events, and neither does the Event that says why.
+            return Result(after=self._pace.lacking)
         return Result(after=self._pace.paired if pairs else self._pace.resync)
 
     def _unsettled(self, key: Key, decision: Decision) -> bool:
@@ -176,14 +189,17 @@ class Reconciler:
         written = self._written.get(key)
         if written is None:
             return False
-        pods = self._cache.pods(key).values()
-        if self._clock() - written < self._pace.patience:
-            for role, wanted in decision.replicas.items():
-                made = sum(1 for pod in pods if pod.role == role.value and pod.revision == decision.target)
-                if decision.step.start and made < wanted:
-                    return True
+        if self._clock() - written < self._pace.patience and self._lacks_pods(key, decision):
+            return True
         del self._written[key]
         return False
+
+    def _lacks_pods(self, key: Key, decision: Decision) -> bool:
+        """Are there fewer pods of the target revision than wanted, whatever their state?"""
+        if not decision.step.start:
+            return False
+        pods = [pod for pod in self._cache.pods(key).values() if pod.revision == decision.target]
+        return any(sum(pod.role == role.value for pod in pods) < count for role, count in decision.replicas.items())
 
     async def _serving_pairs(
         self, snapshot: Snapshot, decision: Decision, target_pairs: dict[str, PodPairs]
@@ -197,6 +213,7 @@ class Reconciler:
         *,
         decision: Decision | None,
         pairs: dict[str, PodPairs] | None = None,
+        refusals: tuple[Refusal, ...] = (),
         faults: tuple[FieldError, ...] = (),
         trouble: Trouble | None = None,
         applied: bool = False,
@@ -216,6 +233,7 @@ class Reconciler:
             sets=snapshot.sets,
             pods=snapshot.pods,
             pairs=pairs or {},
+            refusals=refusals,
             fabric=decision.fabric if decision else None,
             faults=faults,
             trouble=trouble,

@@ -51,6 +51,16 @@ class ModelRecord:
         """May the spec choose a hardware profile, so that nodes matter to it? Cheap, and never wrongly false."""
         return b'"profile":' in self.spec and b'"profile":"none"' not in self.spec
 
+    @property
+    def reported(self) -> bool:
+        """Does the stored status speak of this generation of the spec?"""
+        return int(self.parsed_status().get("observedGeneration") or 0) == self.generation
+
+    @property
+    def unfinished(self) -> bool:
+        """Does the stored status say nothing of this generation, or no more than that it was noticed?"""
+        return b'"reason":"NewGeneration"' in self.status or not self.reported
+
     def parsed_spec(self) -> dict[str, Any]:
         """The spec as stored."""
         parsed: dict[str, Any] = json.loads(self.spec)

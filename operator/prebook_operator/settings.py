@@ -48,6 +48,8 @@ class Settings:
     request_timeout: float = 15.0
     watch_timeout: int = 300
     """The server ends each watch after it; a new one starts from the last version."""
+    discovery: float = 60.0
+    """How often optional kinds are looked up, such as PodMonitor: two small reads."""
     watch_silence: float = 180.0
     """Bookmarks come every minute. A watch that has been silent for three is dead, whatever its TCP connection says."""
 
@@ -55,6 +57,8 @@ class Settings:
     lease_margin: float = 5.0
     lease_period: float = 2.5
     """The usual proportions: a lost leader is replaced within 15 s, and stops writing 5 s before that."""
+    lease_look: float = 1.0
+    """How often a standby looks whether the lease is free: one small read, for a hand-over within about a second."""
     drain: float = 10.0
     """How long a stopping operator waits for reconciliations that have begun."""
 

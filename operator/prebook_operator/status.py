@@ -22,7 +22,7 @@ from prebook_operator.api import (
     RoleStatus,
 )
 from prebook_operator.kube.errors import shorten
-from prebook_operator.pod_trouble import worst
+from prebook_operator.pod_trouble import PodTrouble, worst
 from prebook_operator.view import View
 
 MESSAGE_LIMIT: Final = 1000
@@ -130,8 +130,15 @@ def _complete(view: View) -> Finding:
     return Finding(TRUE, Reason.SERVING, f"revision {view.serving} serves: {decode} decode pods, {pairing.message}")
 
 
+def _trouble(view: View, revision: str | None = None) -> PodTrouble | None:
+    """The worst that is known of the pods, of one revision or of all: those that are refused before those that run."""
+    if view.refusals:
+        return PodTrouble(view.refusals[0].reason, view.refusals[0].message)
+    return worst(view.pods_of(Role.PREFILL, revision) + view.pods_of(Role.DECODE, revision))
+
+
 def _not_yet(view: View) -> Finding:
-    trouble = worst(view.pods_of(Role.PREFILL) + view.pods_of(Role.DECODE))
+    trouble = _trouble(view)
     step = view.step
     if trouble is None:
         if step is None:
@@ -187,7 +194,7 @@ def progressing(view: View) -> Finding:
         return Finding(TRUE, Reason.NEW_GENERATION, f"generation {view.generation} is being applied")
     if view.step.reason in (Reason.UP_TO_DATE, Reason.PAUSED) and not view.step.retire:
         return Finding(FALSE, view.step.reason, view.step.message)
-    trouble = worst(view.pods_of(Role.PREFILL, view.target) + view.pods_of(Role.DECODE, view.target))
+    trouble = _trouble(view, view.target)
     if trouble is not None:
         return Finding(FALSE, trouble.reason, trouble.message)
     return Finding(TRUE, view.step.reason, view.step.message)

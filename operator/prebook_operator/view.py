@@ -11,6 +11,7 @@ from prebook_operator.api import DisaggregatedModelSpec, FieldError, Reason, Rol
 from prebook_operator.fabric import Verdict
 from prebook_operator.pairs import PodPairs
 from prebook_operator.records import PodRecord, SetCounts
+from prebook_operator.refusals import Refusal
 from prebook_operator.takeover import Step
 
 
@@ -30,7 +31,8 @@ class View:
 
     `spec`, `step`, `target` and `fabric` are None while the spec cannot be used. `pods` are pods that sets of this
     model own, of all revisions; `sets` our own sets by (role, revision); `pairs` the answers of decode pods of the
-    serving revision, by pod name. `applied` tells that everything intended has been written."""
+    serving revision, by pod name; `refusals` tell why sets of the target lack pods. `applied` tells that everything
+    intended has been written."""
 
     name: str
     namespace: str
@@ -45,6 +47,7 @@ class View:
     sets: Mapping[tuple[Role, str], SetCounts] = field(default_factory=dict)
     pods: tuple[PodRecord, ...] = ()
     pairs: Mapping[str, PodPairs] = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
     fabric: Verdict | None = None
     faults: tuple[FieldError, ...] = ()
     trouble: Trouble | None = None

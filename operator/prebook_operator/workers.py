@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import Callable
 
-from prebook_operator.cache import Cache
 from prebook_operator.kube.errors import KubeError, NotLeader, RetryLater
 from prebook_operator.metrics import Metrics
 from prebook_operator.reconcile import Reconciler, Result
@@ -26,7 +25,6 @@ class Workers:
         self,
         reconciler: Reconciler,
         queue: WorkQueue,
-        cache: Cache,
         *,
         metrics: Metrics,
         synced: asyncio.Event,
@@ -35,7 +33,6 @@ class Workers:
     ) -> None:
         self._reconciler = reconciler
         self._queue = queue
-        self._cache = cache
         self._metrics = metrics
         self._synced = synced
         self._number = number
@@ -47,14 +44,12 @@ class Workers:
         self._busy = 0
 
     def lead(self, leading: bool) -> None:
-        """Leadership was gained or lost. On gaining it every model is looked at once, behind whatever is urgent."""
+        """Leadership was gained or lost."""
         self._metrics.leader.set(int(leading))
-        if not leading:
+        if leading:
+            self._leading.set()
+        else:
             self._leading.clear()
-            return
-        for key in self._cache.models:
-            self._queue.add_after(key, 0.0)
-        self._leading.set()
 
     async def run(self) -> None:
         """Works until cancelled. A programming error in one reconciliation is logged and backed off, and stops nobody

@@ -74,7 +74,7 @@ def test_of_two_operators_one_writes_and_the_other_takes_over_at_once(world: Wor
     took = time.monotonic() - started
     world.settle(standby, "after")
     assert len(leader.transport.sent) == sent
-    assert took < 3.0 + 2.5, f"{took:.1f} s after a clean hand-over: one look at the lease is due every 2.5 s"
+    assert took < 3.0 + 1.0, f"{took:.1f} s after a clean hand-over: one look at the lease is due every second"
     written = {request.path.split("/")[-1] for request in standby.transport.sent}
     assert not any(name.startswith("m") and name[1].isdigit() for name in written), "nothing that was right was written"
 

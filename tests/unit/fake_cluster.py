@@ -64,7 +64,17 @@ class FakeCluster(FakeServer):
                 return respond(409, {"message": "uid"})
             del self.objects[request.path]
             return respond(200, {})
+        if request.method == "GET" and request.path.endswith("/events"):
+            return respond(200, {"items": self._events(request.query["fieldSelector"])})
         return super()._serve(request)
+
+    def _events(self, selector: str) -> list[dict[str, Any]]:
+        uid, reason = (part.partition("=")[2] for part in selector.split(","))
+        return [
+            one
+            for path, one in self.objects.items()
+            if "/events/" in path and one["regarding"]["uid"] == uid and one["reason"] == reason
+        ]
 
     def _apply(self, request: Request) -> Response:
         body: dict[str, Any] = json.loads(json.dumps(request.body))

@@ -65,6 +65,12 @@ async def test_the_first_leads_and_the_second_waits(server: FakeServer) -> None:
     assert first.changes == [True]
 
 
+async def test_a_candidate_looks_more_often_than_the_leader_renews(server: FakeServer) -> None:
+    first, second = Candidate(server, "first", 0.0), Candidate(server, "second", 0.0)
+    await step(first, second)
+    assert (first.election.pause, second.election.pause) == (2.0, 1.0)
+
+
 async def test_a_release_hands_over_at_once(server: FakeServer) -> None:
     first, second = Candidate(server, "first", 0.0), Candidate(server, "second", 0.0)
     await step(first, second)

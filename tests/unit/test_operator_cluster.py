@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from prebook_operator.api.crd import crds
-from prebook_operator.cluster import UPGRADE, check_schema, examine
+from prebook_operator.cluster import UPGRADE, check_schema, examine, optional_kinds
+from prebook_operator.kinds import OptionalKinds
 from prebook_operator.kube.client import KubeClient
 from prebook_operator.kube.errors import SchemaTooOld
-from prebook_operator.kube.resources import CLAIM_TEMPLATE, MODEL, NODE, POD_MONITOR
+from prebook_operator.kube.resources import CLAIM_TEMPLATE, MODEL, NODE, POD_MONITOR, Resource
 from prebook_operator.kube.transport import Request, Response
 from tests.unit.fake_api import FakeServer, respond
 
@@ -71,3 +72,24 @@ async def test_optional_kinds_and_nodes() -> None:
     assert narrow.nodes is False
     assert NODE not in narrow.watched
     assert CLAIM_TEMPLATE not in narrow.watched
+
+
+async def test_a_kind_that_comes_or_goes_is_told_once_and_a_silent_server_changes_nothing() -> None:
+    groups: dict[str, list[str]] = {CLAIM_TEMPLATE.prefix: ["resourceclaimtemplates"]}
+    client = serving(openapi(), groups=groups)
+    told: list[frozenset[Resource]] = []
+    kinds = OptionalKinds(client, await optional_kinds(client), on_change=told.append, period=60.0)
+    await kinds.look()
+    assert told == []
+    groups[POD_MONITOR.prefix] = ["podmonitors"]
+    await kinds.look()
+    await kinds.look()
+    assert told == [frozenset({CLAIM_TEMPLATE, POD_MONITOR})]
+    del groups[POD_MONITOR.prefix]
+    await kinds.look()
+    assert told[1:] == [frozenset({CLAIM_TEMPLATE})]
+    silent = FakeServer()
+    silent.answer = lambda _request: respond(503, {"message": "busy"})
+    unanswered = OptionalKinds(KubeClient(silent), frozenset({POD_MONITOR}), on_change=told.append, period=60.0)
+    await unanswered.look()
+    assert len(told) == 2

@@ -3,7 +3,7 @@
 # the source of intent; never written
 - apiGroups: [prebook.dev]
   resources: [disaggregatedmodels]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # conditions and counts
 - apiGroups: [prebook.dev]
   resources: [disaggregatedmodels/status, modelroles/status]
@@ -12,18 +12,22 @@
 - apiGroups: [prebook.dev]
   resources: [disaggregatedmodels/finalizers]
   verbs: [update]
-# the stable scale targets of a model
+# the stable scale targets of a model; they end with it, by garbage collection
 - apiGroups: [prebook.dev]
   resources: [modelroles]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # one per role and revision
 - apiGroups: [apps]
   resources: [statefulsets]
   verbs: [get, list, watch, create, patch, delete]
-# front and headless Services; the engines' account without a token
+# front Service, and headless ones by role and revision
 - apiGroups: ['']
-  resources: [services, serviceaccounts]
+  resources: [services]
   verbs: [get, list, watch, create, patch, delete]
+# the engines' account without a token; it ends with the model, by garbage collection
+- apiGroups: ['']
+  resources: [serviceaccounts]
+  verbs: [get, list, watch, create, patch]
 # the peer token, by name, made once; secrets are never listed, watched or changed
 - apiGroups: ['']
   resources: [secrets]
@@ -31,7 +35,7 @@
 # what runs, what pods say about pairing, and why they ended
 - apiGroups: ['']
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # for roles with two replicas or more
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
@@ -48,10 +52,10 @@
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   verbs: [get, list, watch, create, patch, delete]
-# what happened to a model, for kubectl describe
+# what happened to a model, for kubectl describe; listed only to learn why a set's pods are refused
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 {{- end }}
 
 {{- define "prebook.rules.home" -}}
@@ -65,7 +69,7 @@
 # FabricReady: which nodes have enough GPUs and EFA devices in one zone
 - apiGroups: ['']
   resources: [nodes]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 
 {{- define "prebook.rules.view" -}}

@@ -28,6 +28,11 @@ class Reason(StrEnum):
     CRASH_LOOP = "CrashLoop"
     UNSCHEDULABLE = "Unschedulable"
     ENGINE_INCOMPATIBLE = "EngineIncompatible"
+    # pods that the API server refuses
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    POD_SECURITY = "PodSecurityViolation"
+    ADMISSION_DENIED = "AdmissionDenied"
+    PODS_REFUSED = "PodsRefused"
     # pairing
     PAIRED = "Paired"
     PAIRING = "Pairing"

@@ -77,6 +77,15 @@ class KubeClient:
         """A list of at most one object, to learn whether listing is allowed. Raises Forbidden."""
         return (await self._call("list", resource, "GET", resource.path(), query={"limit": "1"})).json()
 
+    async def list_some(
+        self, resource: Resource, *, namespace: str, fields: Mapping[str, str], limit: int
+    ) -> list[JsonObject]:
+        """At most `limit` objects of a namespace whose fields have these values. Raises Forbidden."""
+        query = {"fieldSelector": ",".join(f"{name}={value}" for name, value in fields.items()), "limit": str(limit)}
+        response = await self._call("list", resource, "GET", resource.path(namespace=namespace), query=query)
+        items: list[JsonObject] = response.json().get("items") or []
+        return items
+
     async def get_path(self, path: str) -> JsonObject:
         """Any JSON document of the server, such as /version or /openapi/v3."""
         request = Request(method="GET", path=path, query={}, headers={}, body=None, timeout=self._timeout)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class LeaseSettings:
     """Durations in seconds. `duration` is what rivals wait; the leader writes only until `duration - margin` after
-    its last renewal."""
+    its last renewal, and renews every `period`. A candidate looks at the lease every `look`."""
 
     namespace: str
     name: str = "prebook-operator"
@@ -40,10 +40,11 @@ class LeaseSettings:
     duration: float = 15.0
     margin: float = 5.0
     period: float = 2.5
+    look: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.period < self.duration - self.margin < self.duration:
-            raise ValueError("a lease needs 0 < period < duration - margin < duration")
+        if not 0 < self.period < self.duration - self.margin < self.duration or self.look <= 0:
+            raise ValueError("a lease needs 0 < period < duration - margin < duration, and looks now and then")
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,16 @@ class Election:
         """Is the lease ours, and recent enough?"""
         return self.remaining() > 0
 
+    @property
+    def pause(self) -> float:
+        """Seconds until the next step."""
+        return self._settings.look if self._held is None else self._settings.period
+
     async def run(self) -> None:
         """Campaigns until cancelled. Does not release: see `release`."""
         while True:
             await self.step()
-            await asyncio.sleep(self._settings.period)
+            await asyncio.sleep(self.pause)
 
     async def step(self) -> None:
         """One attempt to take or renew the lease. Never raises a KubeError: not reaching the server costs the

@@ -78,6 +78,9 @@ CHILDREN: Final = (
 )
 """Kinds that are applied and watched. Secrets are neither: they are read by name and never listed."""
 
+PERMANENT: Final = (SERVICE_ACCOUNT, MODEL_ROLE)
+"""Children of which a model has the same ones all its life: the operator never deletes any, and may not."""
+
 OPTIONAL: Final = (CLAIM_TEMPLATE, POD_MONITOR)
 """Kinds that a cluster may lack."""
 
