@@ -85,10 +85,10 @@ constraints: setup ## Resolve constraints.txt again (ARGS=--upgrade for the newe
 ##@ Measure
 
 .PHONY: bench-quick
-bench-quick: setup ## Pull, stock push and Prebook side by side on a shaped link (root for the link)
+bench-quick: setup ## Pull, stock push, Prebook and one engine side by side on a shaped link (root): minutes, a page
 	@mkdir -p build/bench
-	@$(BIN)/python -m prebook_bench exposed --tokens 2000,4000 --repeats 3 \
-		--json build/bench/exposed.json --html build/bench/exposed.html
+	@$(BIN)/python -m prebook_bench quick --modes pull,push,prebook,aggregated --front router --kv-cache-mib 192 \
+		--json build/bench/quick.json --html build/bench/quick.html $(ARGS)
 
 ##@ A real Kubernetes on this machine
 

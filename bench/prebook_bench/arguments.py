@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from prebook_bench import load
+from prebook_bench import fleet, load, machine, router
 from prebook_bench.engines import PairOptions
 from prebook_bench.load import Lengths
-from prebook_bench.modes import EngineShape, Mode, PrebookOptions
+from prebook_bench.modes import EngineShape, FrontKind, Mode, PrebookOptions
 from prebook_bench.rig import Rig, RigError, loopback, parse_rate, shaped, split_cores, why_not
+from prebook_bench.setting import Setting
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -26,16 +34,21 @@ def add_engine_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk", type=positive, default=512, help="tokens per engine step (prefill chunk)")
     group.add_argument("--block-size", type=positive, default=None, help="tokens per KV block; engine's default")
     group.add_argument("--kv-cache-mib", type=positive, default=512, help="KV cache of each engine")
+    group.add_argument("--max-model-len", type=positive, default=8704, help="longest prompt and answer, in tokens")
     group.add_argument("--prefill-cores", type=cores, default=None, help="cores of prefill; default: lower half")
     group.add_argument("--decode-cores", type=cores, default=None, help="cores of decode; default: upper half")
 
 
-def add_link_arguments(command: argparse.ArgumentParser, *, front: str) -> None:
+def add_link_arguments(command: argparse.ArgumentParser, *, front: FrontKind) -> None:
     """The link between the engines, and who drives the legs."""
     group = command.add_argument_group("link and front")
     group.add_argument("--rate", type=rate, default="1gbit", help="rate of the link P to D; none: loopback, no root")
-    group.add_argument("--front", choices=["direct", "dispatch"], default=front,
-                       help="who drives the two legs: this client, or the dispatch middleware in decode")  # fmt: skip
+    group.add_argument("--front", type=FrontKind, default=front,
+                       choices=[FrontKind.DIRECT, FrontKind.DISPATCH, FrontKind.ROUTER],
+                       help="who drives the two legs: this client, the dispatch middleware in decode, or for the stock "
+                       "connectors vllm-router; prebook-first always has the dispatcher")  # fmt: skip
+    group.add_argument("--together", choices=["auto", "yes", "no"], default="auto",
+                       help="all pairs up and the idle ones frozen, or one pair after the other")  # fmt: skip
     group.add_argument("--timelines", type=Path, default=None, help="folder for Prebook's per-request timelines")
 
 
@@ -47,23 +60,50 @@ def add_output_arguments(command: argparse.ArgumentParser, *, html: bool) -> Non
         group.add_argument("--html", type=Path, default=None, help="also write a self-contained HTML report")
 
 
-def pair_options(args: argparse.Namespace) -> PairOptions:
-    """Engine settings out of the arguments; makes the tiny model when no other is named."""
+def pair_options(args: argparse.Namespace, **changes: Any) -> PairOptions:
+    """Engine settings out of the arguments, with `changes`; makes the tiny model when no other is named."""
     timelines: Path | None = getattr(args, "timelines", None)
     if timelines is not None:
         timelines.mkdir(parents=True, exist_ok=True)
     shape = EngineShape(
         model=str(args.model or _tiny_model()),
+        max_model_len=args.max_model_len,
         chunk_tokens=args.chunk,
         block_size=args.block_size,
         kv_cache_bytes=args.kv_cache_mib * 1024 * 1024,
     )
-    return PairOptions(
+    made = PairOptions(
         shape=shape,
-        dispatch=getattr(args, "front", "direct") == "dispatch",
+        front=getattr(args, "front", FrontKind.DIRECT),
         prebook=PrebookOptions(),
         timeline_dir=timelines.absolute() if timelines else None,
     )
+    return dataclasses.replace(made, **changes)
+
+
+@contextlib.contextmanager
+def setting_of(
+    args: argparse.Namespace, modes: Sequence[Mode], *, pair: PairOptions, command: Sequence[str], timeout_s: float
+) -> Iterator[Setting]:
+    """The rig set up, and the modes divided into those that fit into memory at the same time."""
+    if FrontKind.ROUTER in {pair.front_of(mode) for mode in modes}:
+        router.find()  # says what is missing before minutes are spent on starting engines
+    together: str = getattr(args, "together", "auto")
+    free = machine.meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemAvailable"]
+    if together == "auto":
+        batches = fleet.batches(modes, available_bytes=free, kv_cache_bytes=pair.shape.kv_cache_bytes)
+    else:
+        batches = (tuple(modes),) if together == "yes" else tuple((mode,) for mode in modes)
+    with rig_of(args, rate=args.rate) as made:
+        yield Setting(
+            batches=batches,
+            pair=pair,
+            rig=made,
+            command=tuple(command),
+            progress=progress,
+            timeout_s=timeout_s,
+            seed=getattr(args, "seed", 0),
+        )
 
 
 def rig_of(args: argparse.Namespace, *, rate: str | None) -> AbstractContextManager[Rig]:

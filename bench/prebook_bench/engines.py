@@ -21,14 +21,17 @@ from prebook_bench import processes
 from prebook_bench.modes import (
     EngineIdentity,
     EngineShape,
+    FrontKind,
     Mode,
     PrebookOptions,
     Role,
     dispatch_environment,
     engine_arguments,
+    front_kind,
     kv_transfer_config,
 )
 from prebook_bench.rig import Place, Rig
+from prebook_bench.router import Router
 
 Progress = Callable[[str], None]
 
@@ -46,10 +49,14 @@ class PairOptions:
     """How the pairs of one run are started; the same for every mode."""
 
     shape: EngineShape
-    dispatch: bool
+    front: FrontKind
     prebook: PrebookOptions
     local_prefill_max_tokens: int = 0
     timeline_dir: Path | None = None
+
+    def front_of(self, mode: Mode) -> FrontKind:
+        """Who drives the legs in a mode."""
+        return front_kind(mode, asked=self.front)
 
 
 class Engine:
@@ -159,19 +166,37 @@ class Engine:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One prefill and one decode engine of a mode."""
+    """One prefill and one decode engine of a mode, and who drives the legs of their requests."""
 
     mode: Mode
     prefill: Engine
     decode: Engine
+    front: FrontKind
+    router: Router | None = None
 
     @property
     def engines(self) -> tuple[Engine, ...]:
         """Prefill and decode; one engine when it is both."""
         return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
 
+    @property
+    def base_url(self) -> str | None:
+        """Where a client that knows nothing of legs sends its requests; None when only this client can drive them."""
+        if self.router is not None:
+            return self.router.base_url
+        return None if self.front is FrontKind.DIRECT else self.decode.identity.base_url
+
+    def check_alive(self) -> None:
+        """Raises EngineError or RouterError when something of the pair is gone."""
+        for engine in self.engines:
+            engine.check_alive()
+        if self.router is not None:
+            self.router.check_alive()
+
     def freeze(self) -> None:
-        """See :meth:`Engine.freeze`."""
+        """See :meth:`Engine.freeze`. A router that is awake would find its frozen engines ill."""
+        if self.router is not None:
+            self.router.send(signal.SIGSTOP)
         for engine in self.engines:
             engine.freeze()
 
@@ -179,6 +204,8 @@ class Pair:
         """See :meth:`Engine.thaw`."""
         for engine in self.engines:
             engine.thaw()
+        if self.router is not None:
+            self.router.send(signal.SIGCONT)
 
 
 def stop_all(engines: Sequence[Engine]) -> None:
@@ -223,14 +250,25 @@ async def running_pair(
     if not token_file.exists():
         token_file.write_text(secrets.token_hex(16))
     engines: list[Engine] = []
+    router: Router | None = None
+    front = options.front_of(mode)
     try:
         for role, place in places.items():
             engines.append(
                 _start(identities, role=role, place=place, options=options, folder=folder, token_file=token_file)
             )
         await asyncio.gather(*(e.wait_healthy(timeout_s=_START_TIMEOUT_S, progress=progress) for e in engines))
-        yield Pair(mode=mode, prefill=engines[0], decode=engines[-1])
+        if front is FrontKind.ROUTER:
+            router = await Router.start(
+                prefill=engines[0].identity,
+                decode=engines[-1].identity,
+                host=rig.client,
+                log=folder / f"{mode}-router.log",
+            )
+        yield Pair(mode=mode, prefill=engines[0], decode=engines[-1], front=front, router=router)
     finally:
+        if router is not None:
+            router.stop()
         stop_all(engines)
 
 
@@ -246,9 +284,9 @@ def _start(
     identity = identities[role]
     control = folder / f"{identity.mode}-{role}"
     control.mkdir(exist_ok=True)
-    timeline = str(options.timeline_dir) if options.timeline_dir and identity.mode is Mode.PREBOOK else None
+    timeline = str(options.timeline_dir) if options.timeline_dir and identity.mode.ours else None
     transfer = kv_transfer_config(identity, control_dir=str(control), timeline_dir=timeline, options=options.prebook)
-    dispatch = options.dispatch and identity.mode.transfers
+    dispatch = options.front_of(identity.mode) is FrontKind.DISPATCH
     env = engine_environment(identity, place=place)
     if dispatch:
         env |= dispatch_environment(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,31 +19,24 @@ from typing import Any
 
 import aiohttp
 
-from prebook_bench import client, machine, stats
-from prebook_bench.engines import Pair, PairOptions, Progress
-from prebook_bench.fleet import awake, front_of, running_pairs
+from prebook_bench import client, fleet, stats
+from prebook_bench.engines import Pair
 from prebook_bench.fronts import prefill_body
-from prebook_bench.link import measure_bits_per_second
 from prebook_bench.modes import Mode
-from prebook_bench.rig import Rig, parse_rate
+from prebook_bench.setting import FAILURES, Setting, rotated, warm_up, words
 from prebook_bench.trace import client as client_timeline
-from prebook_bench.workload import ModelShape, line_time, token_prompt
+from prebook_bench.workload import line_time
 
-_WARM_UP_ATTEMPTS = 6
 _WARM_UP_TOKENS = 1100
+_OUTPUT_TOKENS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ExposedOptions:
-    """What to measure. Lengths are prompt tokens; a request may take `timeout_s` seconds before it counts as failed."""
+    """What to measure: prompt lengths in tokens, measured requests per mode and length."""
 
-    modes: tuple[Mode, ...]
     lengths: tuple[int, ...]
     repeats: int
-    pair: PairOptions
-    together: bool
-    timeout_s: float = 60.0
-    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,112 +59,77 @@ class Run:
     errors: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
-async def measure(options: ExposedOptions, *, rig: Rig, command: Sequence[str], progress: Progress) -> dict[str, Any]:
+async def measure(options: ExposedOptions, *, setting: Setting) -> dict[str, Any]:
     """Runs the measurement and returns the report (JSON values). Raises EngineError when an engine does not start."""
-    model = ModelShape.of(Path(options.pair.shape.model))
+    about = setting.about()
     run = Run()
-    measured_rate = measure_bits_per_second(rig) if rig.rate else None
-    described = machine.describe(command)
-    batches = [options.modes] if options.together else [(mode,) for mode in options.modes]
     with tempfile.TemporaryDirectory(prefix="prebook-bench-") as folder:
-        for batch in batches:
-            progress(f"starting {2 * len(batch)} engines ({', '.join(batch)}); logs in {folder}")
-            async with running_pairs(
-                batch, rig=rig, options=options.pair, folder=Path(folder), progress=progress
+        for batch in setting.batches:
+            async with fleet.running_pairs(
+                batch, rig=setting.rig, options=setting.pair, folder=Path(folder), progress=setting.progress
             ) as pairs:
-                await _measure_batch(pairs, options=options, model=model, run=run, progress=progress)
-    rate = parse_rate(rig.rate) if rig.rate else None
+                await measure_pairs(pairs, among=pairs, options=options, setting=setting, run=run)
+    return report(run, options=options, setting=setting, about=about)
+
+
+def report(run: Run, *, options: ExposedOptions, setting: Setting, about: dict[str, Any]) -> dict[str, Any]:
+    """The JSON report. Pure."""
     return {
         "measurement": "exposed",
-        "machine": described,
-        "rig": {**rig.describe(), "measured_bits_per_second": measured_rate},
-        "front": "dispatch" if options.pair.dispatch else "direct",
-        "interleaved": options.together,
-        "kv_bytes_per_token": model.kv_bytes_per_token,
-        "chunk_tokens": options.pair.shape.chunk_tokens,
-        "summary": summarise(run, options=options, model=model, rate=rate),
+        **about,
+        "summary": summarise(run, options=options, setting=setting),
         "samples": [dataclasses.asdict(sample) for sample in run.samples],
         "errors": run.errors,
     }
 
 
-async def _measure_batch(
-    pairs: list[Pair], *, options: ExposedOptions, model: ModelShape, run: Run, progress: Progress
+async def measure_pairs(
+    pairs: Sequence[Pair], *, among: Sequence[Pair], options: ExposedOptions, setting: Setting, run: Run
 ) -> None:
+    """Measures `pairs` out of those that are up at the same time."""
     connector = aiohttp.TCPConnector(force_close=True)  # a kept connection may have been closed while its server slept
     async with aiohttp.ClientSession(connector=connector) as session:
         for pair in pairs:
-            with awake(pair, among=pairs):
-                await _warm_up(pair, session=session, options=options, model=model, run=run, progress=progress)
+            async with fleet.awake(pair, among=among):
+                run.errors += await warm_up(
+                    str(pair.mode),
+                    functools.partial(_first, pair=pair, session=session, setting=setting),
+                    check=pair.check_alive,
+                    timeout_s=setting.timeout_s,
+                    progress=setting.progress,
+                )
         for repeat in range(options.repeats):
             for tokens in options.lengths:
-                turn = repeat % len(pairs)
-                for pair in pairs[turn:] + pairs[:turn]:
-                    with awake(pair, among=pairs):
-                        await _one(pair, session=session, tokens=tokens, repeat=repeat, options=options, model=model,
-                                   run=run, progress=progress)  # fmt: skip
+                for pair in rotated(pairs, by=repeat):
+                    async with fleet.awake(pair, among=among):
+                        await _one(pair, session=session, tokens=tokens, repeat=repeat, setting=setting, run=run)
 
 
-async def _warm_up(
-    pair: Pair,
-    *,
-    session: aiohttp.ClientSession,
-    options: ExposedOptions,
-    model: ModelShape,
-    run: Run,
-    progress: Progress,
-) -> None:
-    """First requests of a pair (handshakes, first allocations). Stock connectors fail some of them: counted."""
-    front = front_of(pair, dispatch=options.pair.dispatch)
-    good = 0
-    for attempt in range(_WARM_UP_ATTEMPTS):
-        body = _body(_WARM_UP_TOKENS, options=options, model=model, seed=f"warm-{pair.mode}-{attempt}")
-        try:
-            async with asyncio.timeout(options.timeout_s):
-                await client.post(session, _completions(pair), body=prefill_body(body))
-                await front.send(session, body)
-            good += 1
-        except (aiohttp.ClientError, TimeoutError, client.RequestError) as error:
-            run.errors.append({"mode": pair.mode, "phase": "warm-up", "attempt": attempt, "error": _words(error)})
-            progress(f"{pair.mode}: warm-up request {attempt + 1} failed: {_words(error)}")
-        for engine in pair.engines:
-            engine.check_alive()
-        if good == 2:
-            return
-    raise client.RequestError(
-        f"{pair.mode}: no two of {_WARM_UP_ATTEMPTS} warm-up requests succeeded\n"
-        f"{pair.prefill.log_tail()}\n{pair.decode.log_tail()}"
-    )
+async def _first(number: int, *, pair: Pair, session: aiohttp.ClientSession, setting: Setting) -> None:
+    body = setting.body(_WARM_UP_TOKENS, output=_OUTPUT_TOKENS, seed=f"warm-{pair.mode}-{number}")
+    await client.post(session, _completions(pair), body=prefill_body(body))
+    await fleet.front_of(pair).send(session, body)
 
 
 async def _one(
-    pair: Pair,
-    *,
-    session: aiohttp.ClientSession,
-    tokens: int,
-    repeat: int,
-    options: ExposedOptions,
-    model: ModelShape,
-    run: Run,
-    progress: Progress,
+    pair: Pair, *, session: aiohttp.ClientSession, tokens: int, repeat: int, setting: Setting, run: Run
 ) -> None:
-    seed = f"{options.seed}-{pair.mode}-{tokens}-{repeat}"
+    seed = f"{setting.seed}-{pair.mode}-{tokens}-{repeat}"
     try:
-        async with asyncio.timeout(options.timeout_s):
-            bare = prefill_body(_body(tokens, options=options, model=model, seed=seed + "-bare"))
+        async with asyncio.timeout(setting.timeout_s):
+            bare = prefill_body(setting.body(tokens, output=_OUTPUT_TOKENS, seed=seed + "-bare"))
             _, bare_leg = await client.post(session, _completions(pair), body=bare)
-            body = _body(tokens, options=options, model=model, seed=seed)
-            outcome = await front_of(pair, dispatch=options.pair.dispatch).send(session, body)
-    except (aiohttp.ClientError, TimeoutError, client.RequestError) as error:
+            body = setting.body(tokens, output=_OUTPUT_TOKENS, seed=seed)
+            outcome = await fleet.front_of(pair).send(session, body)
+    except FAILURES as error:
         run.errors.append(
-            {"mode": pair.mode, "phase": "measure", "tokens": tokens, "repeat": repeat, "error": _words(error)}
+            {"target": pair.mode, "phase": "measure", "tokens": tokens, "repeat": repeat, "error": words(error)}
         )
-        progress(f"{pair.mode}, {tokens} tokens: failed: {_words(error)}")
-        for engine in pair.engines:
-            engine.check_alive()
+        setting.progress(f"{pair.mode}, {tokens} tokens: failed: {words(error)}")
+        pair.check_alive()
         return
-    if options.pair.timeline_dir is not None:
-        client_timeline.record(options.pair.timeline_dir, outcome)
+    if setting.pair.timeline_dir is not None:
+        client_timeline.record(setting.pair.timeline_dir, outcome)
     sample = Sample(
         mode=pair.mode,
         tokens=tokens,
@@ -180,17 +139,18 @@ async def _one(
         prefill_leg=outcome.prefill_leg,
     )
     run.samples.append(sample)
-    progress(
-        f"{pair.mode}, {tokens} tokens, {repeat + 1}/{options.repeats}: "
+    setting.progress(
+        f"{pair.mode}, {tokens} tokens, repeat {repeat + 1}: "
         f"TTFT {sample.ttft * 1e3:.0f} ms, bare prefill {bare_leg * 1e3:.0f} ms"
     )
 
 
-def summarise(run: Run, *, options: ExposedOptions, model: ModelShape, rate: float | None) -> list[dict[str, Any]]:
+def summarise(run: Run, *, options: ExposedOptions, setting: Setting) -> list[dict[str, Any]]:
     """One row per mode and length that has samples: medians in seconds, ratios to pull of the same length."""
     rows: list[dict[str, Any]] = []
+    chunk = setting.pair.shape.chunk_tokens
     for tokens in options.lengths:
-        for mode in options.modes:
+        for mode in setting.modes:
             chosen = [s for s in run.samples if s.mode is mode and s.tokens == tokens]
             if not chosen:
                 continue
@@ -205,9 +165,9 @@ def summarise(run: Run, *, options: ExposedOptions, model: ModelShape, rate: flo
                     "bare_prefill_s": bare,
                     "exposed_s": ttft - bare,
                     "exposed_in_request_s": stats.median(own) if own else None,
-                    "kv_bytes": tokens * model.kv_bytes_per_token,
-                    "line_time_s": _line(tokens, model=model, rate=rate),
-                    "last_chunk_line_time_s": _line(_last_chunk(tokens, options=options), model=model, rate=rate),
+                    "kv_bytes": tokens * setting.model.kv_bytes_per_token,
+                    "line_time_s": _line(tokens, setting=setting),
+                    "last_chunk_line_time_s": _line(tokens % chunk or chunk, setting=setting),
                 }
             )
     pull = {row["tokens"]: row for row in rows if row["mode"] is Mode.PULL}
@@ -217,29 +177,12 @@ def summarise(run: Run, *, options: ExposedOptions, model: ModelShape, rate: flo
     return rows
 
 
-def _last_chunk(tokens: int, *, options: ExposedOptions) -> int:
-    return tokens % options.pair.shape.chunk_tokens or options.pair.shape.chunk_tokens
-
-
-def _line(tokens: int, *, model: ModelShape, rate: float | None) -> float | None:
+def _line(tokens: int, *, setting: Setting) -> float | None:
+    rate = setting.bits_per_second
     if rate is None:
         return None
-    return line_time(tokens, kv_bytes_per_token=model.kv_bytes_per_token, bits_per_second=rate)
-
-
-def _body(tokens: int, *, options: ExposedOptions, model: ModelShape, seed: str) -> dict[str, Any]:
-    return {
-        "model": options.pair.shape.served_name,
-        "prompt": token_prompt(tokens, vocabulary=model.vocabulary, seed=seed),
-        "max_tokens": 4,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
+    return line_time(tokens, kv_bytes_per_token=setting.model.kv_bytes_per_token, bits_per_second=rate)
 
 
 def _completions(pair: Pair) -> str:
     return f"{pair.prefill.identity.base_url}/v1/completions"
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error) or 'no answer in time'}"[:300]

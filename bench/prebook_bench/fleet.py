@@ -7,22 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from prebook_bench.engines import Pair, PairOptions, Progress, running_pair
+import aiohttp
+
+from prebook_bench.engines import EngineError, Pair, PairOptions, Progress, running_pair
 from prebook_bench.fronts import DirectFront, DispatchFront, Front, PlainFront
-from prebook_bench.modes import Mode
+from prebook_bench.modes import FrontKind, Mode
 from prebook_bench.rig import Rig
 
-#: Resident memory of one small CPU engine (three processes) without its KV cache, measured.
-_ENGINE_BYTES: Final = int(2.5 * 1024**3)
+#: Memory of one small CPU engine (three processes) without its KV cache: its share of what processes have in common
+#: (PSS of /proc/PID/smaps_rollup) with one pair up. With more engines up there is more to share.
+_ENGINE_BYTES: Final = int(2.1 * 1024**3)
+#: The dispatchers of a pair that has just been thawed find each other again within one or two polls.
+_PAIRED_TIMEOUT_S: Final = 30.0
 
 
-def fits_together(modes: int, *, available_bytes: int, kv_cache_bytes: int) -> bool:
-    """Whether the engines of all modes fit into the free memory at once, with a tenth to spare."""
-    return modes * 2 * (_ENGINE_BYTES + kv_cache_bytes) * 1.1 < available_bytes
+def batches(modes: Sequence[Mode], *, available_bytes: int, kv_cache_bytes: int) -> tuple[tuple[Mode, ...], ...]:
+    """Modes that are up at the same time, in order: as many as fit into the free memory with a tenth to spare, at least
+    one at a time."""
+    room = int(available_bytes / (1.1 * (_ENGINE_BYTES + kv_cache_bytes)))
+    made: list[tuple[Mode, ...]] = []
+    for mode in modes:
+        last = made[-1] if made else ()
+        if last and sum(one.engines for one in last) + mode.engines <= room:
+            made[-1] = (*last, mode)
+        else:
+            made.append((mode,))
+    return tuple(made)
 
 
 @contextlib.asynccontextmanager
@@ -30,6 +45,7 @@ async def running_pairs(
     modes: Sequence[Mode], *, rig: Rig, options: PairOptions, folder: Path, progress: Progress
 ) -> AsyncIterator[list[Pair]]:
     """Pairs of all modes, started at the same time, frozen once they are healthy when there are several."""
+    progress(f"starting {sum(mode.engines for mode in modes)} engines ({', '.join(modes)}); logs in {folder}")
     async with contextlib.AsyncExitStack() as stack:
         try:
             async with asyncio.TaskGroup() as group:  # one failure stops the engines of all
@@ -51,23 +67,50 @@ async def running_pairs(
         yield pairs
 
 
-@contextlib.contextmanager
-def awake(pair: Pair, *, among: Sequence[Pair]) -> Iterator[None]:
-    """The pair thawed inside the context, frozen again after it when other pairs are up too."""
-    if len(among) == 1:
-        yield
-        return
-    pair.thaw()
+@contextlib.asynccontextmanager
+async def awake(pair: Pair, *, among: Sequence[Pair]) -> AsyncIterator[None]:
+    """The pair thawed and paired inside the context, frozen again after it when other pairs are up too."""
+    if len(among) > 1:
+        pair.thaw()
     try:
+        await wait_paired(pair)
         yield
     finally:
-        pair.freeze()
+        if len(among) > 1:
+            pair.freeze()
 
 
-def front_of(pair: Pair, *, dispatch: bool) -> Front:
-    """How requests are sent to a pair."""
-    if not pair.mode.transfers:
-        return PlainFront(pair.decode.identity)
-    if dispatch:
+async def wait_paired(pair: Pair) -> None:
+    """Waits until decode's dispatcher has a prefill to send legs to; at once where there is no dispatcher.
+
+    In a cluster that is what makes a decode pod ready. Raises EngineError when it does not happen in time.
+    """
+    if pair.front is not FrontKind.DISPATCH:
+        return
+    url = f"{pair.decode.identity.base_url}/prebook/v1/status"
+    deadline = time.monotonic() + _PAIRED_TIMEOUT_S
+    said = "nothing"
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        while time.monotonic() < deadline:
+            pair.check_alive()
+            try:
+                async with session.get(url) as response:
+                    pairs = (await response.json())["pairs"]
+                    if pairs["ready"]:
+                        return
+                    said = str(pairs)[:300]
+            except (aiohttp.ClientError, TimeoutError) as error:
+                said = repr(error)
+            await asyncio.sleep(0.1)
+    raise EngineError(
+        f"{pair.mode}: no pair after {_PAIRED_TIMEOUT_S:.0f} s; the dispatcher said {said}\n{pair.decode.log_tail()}"
+    )
+
+
+def front_of(pair: Pair) -> Front:
+    """How requests are sent to a pair by a measurement that must know that KV moved."""
+    if pair.front is FrontKind.DIRECT:
+        return DirectFront(pair.prefill.identity, decode=pair.decode.identity)
+    if pair.front is FrontKind.DISPATCH:
         return DispatchFront(pair.decode.identity)
-    return DirectFront(pair.prefill.identity, decode=pair.decode.identity)
+    return PlainFront(pair.base_url or pair.decode.identity.base_url)

@@ -41,12 +41,12 @@ class Front(Protocol):
 
 
 class PlainFront:
-    """Asks one engine that does everything itself."""
+    """Asks one server, and what happens behind it is its own business: an engine that does everything, or a router."""
 
     name = "plain"
 
-    def __init__(self, engine: EngineIdentity) -> None:
-        self._url = f"{engine.base_url}/v1/completions"
+    def __init__(self, base_url: str) -> None:
+        self._url = f"{base_url}/v1/completions"
 
     async def send(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> Outcome:
         return Outcome(answer=await client.stream(session, self._url, body=body), prefill_leg=None)
@@ -97,7 +97,7 @@ class DirectFront:
     async def _concurrent(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> Outcome:
         transfer_id = uuid.uuid4().hex
         headers = {"X-Request-Id": transfer_id}
-        ours = self._prefill.mode is Mode.PREBOOK
+        ours = self._prefill.mode.ours
         prefill_params = {**_PREFILL_PARAMS, **({"transfer_id": transfer_id} if ours else {})}
         decode_params = {**self._decode_params(transfer_id), **({"transfer_id": transfer_id} if ours else {})}
         prefill = asyncio.create_task(self._leg(session, body, params=prefill_params, headers=headers))

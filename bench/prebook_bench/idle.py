@@ -17,7 +17,8 @@ import aiohttp
 
 from prebook_bench import client, machine
 from prebook_bench.engines import Pair, PairOptions, Progress, running_pair
-from prebook_bench.fronts import DirectFront, prefill_body
+from prebook_bench.fleet import front_of, wait_paired
+from prebook_bench.fronts import prefill_body
 from prebook_bench.modes import Mode
 from prebook_bench.rig import Rig
 from prebook_bench.workload import ModelShape, token_prompt
@@ -41,6 +42,7 @@ async def measure(
         for mode in modes:
             progress(f"{mode}: starting two engines; logs in {folder}")
             async with running_pair(mode, rig=rig, options=options, folder=Path(folder), progress=progress) as pair:
+                await wait_paired(pair)
                 warm = await _warm_up(pair, options=options)
                 progress(f"{mode}: idle for {_SETTLE_S + seconds:.0f} s")
                 await asyncio.sleep(_SETTLE_S)
@@ -91,7 +93,7 @@ async def _warm_up(pair: Pair, *, options: PairOptions) -> str:
                             url = f"{engine.identity.base_url}/v1/completions"
                             await client.post(session, url, body=prefill_body(body))
                     else:
-                        await DirectFront(pair.prefill.identity, decode=pair.decode.identity).send(session, body)
+                        await front_of(pair).send(session, body)
                 return "ok"
             except (aiohttp.ClientError, TimeoutError, client.RequestError) as failure:
                 error = failure

@@ -21,11 +21,46 @@ class Mode(enum.StrEnum):
     NONE = "none"
     #: One engine that does both on the cores of both: the baseline of the A/B.
     AGGREGATED = "aggregated"
+    #: Prebook whose clients get prefill's first token while the KV is still in flight.
+    PREBOOK_FIRST = "prebook-first"
 
     @property
     def transfers(self) -> bool:
         """Whether KV moves between two engines in this mode."""
         return self in _CONNECTORS
+
+    @property
+    def ours(self) -> bool:
+        """Whether the engines load Prebook's connector."""
+        return self in (Mode.PREBOOK, Mode.PREBOOK_FIRST)
+
+    @property
+    def engines(self) -> int:
+        """How many engines a pair of this mode is."""
+        return 1 if self is Mode.AGGREGATED else 2
+
+
+class FrontKind(enum.StrEnum):
+    """Who drives the legs of a request."""
+
+    #: The benchmark's own client, nothing between it and the engines.
+    DIRECT = "direct"
+    #: Prebook's dispatch middleware in the decode engine, in the mode that fits the connector.
+    DISPATCH = "dispatch"
+    #: vLLM's own router process (PyPI: vllm-router), for the stock connectors.
+    ROUTER = "router"
+    #: One engine that does everything.
+    PLAIN = "plain"
+
+
+def front_kind(mode: Mode, *, asked: FrontKind) -> FrontKind:
+    """Who drives the legs in a mode when the run asked for `asked`: vllm-router knows nothing of Prebook, and no client
+    but the dispatcher can make decode go on from prefill's token."""
+    if not mode.transfers:
+        return FrontKind.PLAIN
+    if mode is Mode.PREBOOK_FIRST or (mode.ours and asked is FrontKind.ROUTER):
+        return FrontKind.DISPATCH
+    return asked
 
 
 class Role(enum.StrEnum):
@@ -39,9 +74,17 @@ _CONNECTORS: Final = {
     Mode.PULL: "NixlConnector",
     Mode.PUSH: "NixlPushConnector",
     Mode.PREBOOK: "PrebookConnector",
+    Mode.PREBOOK_FIRST: "PrebookConnector",
 }
 #: The same modes in the dispatch middleware's words.
-_DISPATCH_MODES: Final = {Mode.PULL: "nixl-pull", Mode.PUSH: "nixl-push", Mode.PREBOOK: "prebook"}
+_DISPATCH_MODES: Final = {
+    Mode.PULL: "nixl-pull",
+    Mode.PUSH: "nixl-push",
+    Mode.PREBOOK: "prebook",
+    Mode.PREBOOK_FIRST: "prebook",
+}
+#: Makes decode sample the token that prefill sampled already.
+_FIRST_TOKEN_PROCESSOR: Final = "prebook_connector.first_token:FirstTokenProcessor"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +123,6 @@ class PrebookOptions:
     progressive: bool = True
     min_bytes: int = 4 * 1024 * 1024
     max_in_flight: int = 2
-    first_token: str = "decode"
     verify: str = "off"
     lease_seconds: int = 30
 
@@ -99,7 +141,7 @@ def kv_transfer_config(
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"backends": ["UCX"]},
     }
-    if engine.mode is Mode.PREBOOK:
+    if engine.mode.ours:
         config["kv_connector_module_path"] = "prebook_connector.connector"
         config["kv_connector_extra_config"]["prebook"] = {
             "control_dir": control_dir,
@@ -120,7 +162,7 @@ def dispatch_environment(
     local_prefill_max_tokens: int,
 ) -> dict[str, str]:
     """Environment of the dispatch middleware for one engine of a pair."""
-    value = {
+    value: dict[str, Any] = {
         "role": engine.role.value,
         "mode": _DISPATCH_MODES[engine.mode],
         "peers": f"static:///{peer.address}:{peer.http_port}",
@@ -139,6 +181,8 @@ def dispatch_environment(
         "served_model": model,
         "bind": f"{engine.address}:{engine.http_port}",
     }
+    if engine.mode.ours:
+        value["first_token"] = "prefill" if engine.mode is Mode.PREBOOK_FIRST else "decode"
     return {"PREBOOK_DISPATCH": json.dumps(value, separators=(",", ":"))}
 
 
@@ -148,7 +192,7 @@ class EngineShape:
 
     model: str
     served_name: str = "bench"
-    max_model_len: int = 16384
+    max_model_len: int = 8704
     chunk_tokens: int = 512
     block_size: int | None = None
     kv_cache_bytes: int = 512 * 1024 * 1024
@@ -178,4 +222,6 @@ def engine_arguments(
         arguments.append(f"--kv-transfer-config={json.dumps(transfer, separators=(',', ':'))}")
     if dispatch:
         arguments.append("--middleware=prebook_connector.dispatch.DispatchMiddleware")
+    if engine.mode is Mode.PREBOOK_FIRST and engine.role is Role.DECODE:
+        arguments.append(f"--logits-processors={_FIRST_TOKEN_PROCESSOR}")
     return arguments

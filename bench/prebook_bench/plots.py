@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from prebook_bench import svg
 
-_WIDTH: Final = 640.0
-_HEIGHT: Final = 360.0
-_LEFT: Final = 70.0
-_RIGHT: Final = 20.0
-_TOP: Final = 62.0
-_BOTTOM: Final = 52.0
+#: Small enough that a phone, which scales the whole picture to its width, leaves the text readable.
+_WIDTH: Final = 480.0
+_HEIGHT: Final = 320.0
+_LEFT: Final = 58.0
+_RIGHT: Final = 22.0
+_TOP: Final = 78.0
+_BOTTOM: Final = 44.0
 _INSIDE: Final = _WIDTH - _LEFT - _RIGHT
 _TALL: Final = _HEIGHT - _TOP - _BOTTOM
 
@@ -43,41 +45,47 @@ def cdf(title: str, series: Sequence[Series], *, unit: str) -> str:
     return svg.document([*body, *_legend(shown)], width=_WIDTH, height=_HEIGHT, label=title)
 
 
-def lines(title: str, series: Sequence[Series], *, x_label: str, y_label: str) -> str:
-    """Points joined by lines, in the order of x."""
+def lines(title: str, series: Sequence[Series], *, x_label: str, y_label: str, dots: bool = True) -> str:
+    """Points joined by lines, in the order of x, each with a dot that tells its value where there are few."""
     shown = [s for s in series if s.points]
     x_top = svg.nice_ticks(max((x for s in shown for x, _ in s.points), default=1.0))
-    y_top = svg.nice_ticks(max((y for s in shown for _, y in s.points), default=1.0))
-    body = _frame(f"{title}, {y_label}", x_ticks=x_top, x_label=x_label, y_ticks=y_top, y_format="{:g}")
+    values = [y for s in shown for _, y in s.points] or [1.0]
+    y_ticks = _through_zero(svg.nice_ticks(max(*values, 0.0)), lowest=min(values))
+    body = _frame(f"{title}, {y_label}", x_ticks=x_top, x_label=x_label, y_ticks=y_ticks, y_format="{:g}")
     for one in shown:
-        points = [(_x(x, x_top[-1]), _y(max(y, 0.0), y_top[-1])) for x, y in sorted(one.points)]
+        points = [(_x(x, x_top[-1]), _y(y, y_ticks[-1], low=y_ticks[0])) for x, y in sorted(one.points)]
         body.append(svg.polyline(points, stroke=one.colour))
         for (x, y), (value_x, value_y) in zip(points, sorted(one.points), strict=True):
-            body.append(svg.dot(x, y, fill=one.colour, title=f"{one.name}: {value_y:.4g} at {value_x:g}"))
+            if dots:
+                body.append(svg.dot(x, y, fill=one.colour, title=f"{one.name}: {value_y:.4g} at {value_x:g}"))
     return svg.document([*body, *_legend(shown)], width=_WIDTH, height=_HEIGHT, label=title)
 
 
 def _frame(title: str, *, x_ticks: Sequence[float], x_label: str, y_ticks: Sequence[float], y_format: str) -> list[str]:
-    body = [svg.text(_LEFT, 22, title, size=16, extra='font-weight="600"')]
+    body = [svg.text(12, 22, title, size=15, extra='font-weight="600"')]
     for tick in y_ticks:
-        y = _y(tick, y_ticks[-1])
+        y = _y(tick, y_ticks[-1], low=y_ticks[0])
         body.append(svg.line(_LEFT, y, _WIDTH - _RIGHT, y))
         body.append(svg.text(_LEFT - 8, y + 4, y_format.format(tick), size=13, anchor="end", fill=svg.FAINT))
     for tick in x_ticks:
         x = _x(tick, x_ticks[-1])
         body.append(svg.line(x, _TOP, x, _TOP + _TALL))
         body.append(svg.text(x, _TOP + _TALL + 18, f"{tick:g}", size=13, anchor="middle", fill=svg.FAINT))
-    body.append(svg.text(_WIDTH - _RIGHT, _TOP + _TALL + 38, x_label, size=13, anchor="end", fill=svg.FAINT))
+    body.append(svg.text(_WIDTH - _RIGHT, _TOP + _TALL + 36, x_label, size=13, anchor="end", fill=svg.FAINT))
     return body
 
 
 def _legend(series: Sequence[Series]) -> list[str]:
+    """Coloured squares with names, in as many rows as they need (the frame leaves room for two)."""
     body = []
-    x = _LEFT
+    x, y = 12.0, 34.0
     for one in series:
-        body.append(svg.rect(x, 34, 12, 12, fill=one.colour, extra='rx="2"'))
-        body.append(svg.text(x + 17, 45, one.name, size=14))
-        x += 34 + 8.2 * len(one.name)
+        width = 26 + 7.6 * len(one.name)
+        if x + width > _WIDTH and x > 12:
+            x, y = 12.0, y + 19
+        body.append(svg.rect(x, y, 12, 12, fill=one.colour, extra='rx="2"'))
+        body.append(svg.text(x + 17, y + 11, one.name, size=13.5))
+        x += width + 6
     return body
 
 
@@ -85,5 +93,13 @@ def _x(value: float, top: float) -> float:
     return _LEFT + _INSIDE * value / top
 
 
-def _y(value: float, top: float) -> float:
-    return _TOP + _TALL * (1 - value / top)
+def _y(value: float, top: float, *, low: float = 0.0) -> float:
+    return _TOP + _TALL * (1 - (value - low) / (top - low))
+
+
+def _through_zero(ticks: Sequence[float], *, lowest: float) -> list[float]:
+    """Ticks from 0 upwards, continued downwards in the same steps as far as the lowest value: differences of two noisy
+    medians can be negative."""
+    step = ticks[1] - ticks[0]
+    below = math.ceil(max(0.0, -lowest) / step)
+    return [*(-step * n for n in range(below, 0, -1)), *ticks]

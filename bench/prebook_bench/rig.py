@@ -48,17 +48,26 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Rig:
-    """A set-up rig: a place for prefill and one for decode."""
+    """A set-up rig: a place for prefill and one for decode.
+
+    `client` is an address of this host that both can reach. `sent` is the kernel's counter of the bytes that have left
+    prefill's place, None where prefill has no interface of its own. `receiver_pays`: packets are processed on the
+    receiver's cores, as between hosts.
+    """
 
     prefill: Place
     decode: Place
     rate: str | None
+    client: str = "127.0.0.1"
+    sent: Path | None = None
+    receiver_pays: bool = False
 
     def describe(self) -> dict[str, object]:
         """JSON values for a report."""
         return {
             "link": "shaped with tbf on prefill's egress" if self.rate else "loopback, not shaped",
             "rate": self.rate,
+            "receiver_pays": self.receiver_pays,
             "prefill_cores": list(self.prefill.cores),
             "decode_cores": list(self.decode.cores),
         }
@@ -131,13 +140,21 @@ def shaped(
             stack.callback(_remove_namespace, space, outer=outer)
             _add_namespace(space, bridge=bridge, outer=outer, address=address)
             spaces.append(space)
+        steered = Path(f"/sys/class/net/pbp{pid}/queues/rx-0/rps_cpus").exists()
+        if steered:
+            _receive_on(cores[0], "eth0", inside=spaces[0])
+            _receive_on(cores[1], "eth0", inside=spaces[1])
+            _receive_on(cores[1], f"pbp{pid}")
+            _receive_on(cores[0], f"pbd{pid}")
         _run("ip", "netns", "exec", spaces[0], "tc", "qdisc", "add", "dev", "eth0", "root",
              "tbf", "rate", rate, "burst", burst, "latency", latency)  # fmt: skip
         places = [
             Place(address=address, prefix=("ip", "netns", "exec", space), cores=group)
             for address, space, group in zip(hosts[1:], spaces, cores, strict=True)
         ]
-        yield Rig(prefill=places[0], decode=places[1], rate=rate)
+        # What prefill's end of the veth sends, its other end on this host receives.
+        sent = Path(f"/sys/class/net/pbp{pid}/statistics/rx_bytes")
+        yield Rig(prefill=places[0], decode=places[1], rate=rate, client=hosts[0], sent=sent, receiver_pays=steered)
 
 
 def remove_leftovers() -> list[str]:
@@ -163,6 +180,20 @@ def _add_namespace(space: str, *, bridge: str, outer: str, address: str) -> None
     _run("ip", "-n", space, "address", "add", f"{address}/24", "dev", "eth0")
     _run("ip", "-n", space, "link", "set", "lo", "up")
     _run("ip", "-n", space, "link", "set", "eth0", "up")
+
+
+def _receive_on(cores: Sequence[int], interface: str, *, inside: str | None = None) -> None:
+    """Has packets that arrive on an interface processed on these cores (receive packet steering).
+
+    Between real hosts the receiver's network stack runs on the receiver. Over a veth it runs on the core of whoever
+    sent, so that prefill would pay for decode's half of every transfer, in all modes.
+    """
+    bits, words = sum(1 << core for core in cores), list[str]()
+    while bits or not words:  # the kernel reads words of 32 bits, the highest first
+        words.insert(0, f"{bits & 0xFFFFFFFF:x}")
+        bits >>= 32
+    prefix = ("ip", "netns", "exec", inside) if inside is not None else ()
+    _run(*prefix, "sh", "-c", f"echo {','.join(words)} > /sys/class/net/{interface}/queues/rx-0/rps_cpus")
 
 
 def _remove_namespace(space: str, *, outer: str) -> None:

@@ -68,6 +68,34 @@ def bootstrap(
     )
 
 
+def bootstrap_ratio(
+    above: Sequence[float],
+    below: Sequence[float],
+    *,
+    statistic: Callable[[Sequence[float]], float],
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile-bootstrap interval of a ratio of the same statistic of two independent samples.
+
+    Raises ValueError for an empty sample.
+    """
+    if not above or not below:
+        raise ValueError("bootstrap of an empty sample")
+    source = random.Random(seed)
+    estimates = sorted(
+        statistic(source.choices(above, k=len(above))) / statistic(source.choices(below, k=len(below)))
+        for _ in range(resamples)
+    )
+    tail = (1 - confidence) / 2 * 100
+    return Interval(
+        value=statistic(above) / statistic(below),
+        low=percentile(estimates, p=tail),
+        high=percentile(estimates, p=100 - tail),
+    )
+
+
 def requests_needed(p: float, *, beyond: int = 5) -> int:
     """Smallest sample in which about `beyond` values lie above the p-th percentile; below it a tail is guesswork."""
     if not 0 <= p < 100:

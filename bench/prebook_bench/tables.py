@@ -106,3 +106,60 @@ def idle_table(report: dict[str, Any]) -> str:
         for row in report["summary"]
     ]
     return table(header, rows)
+
+
+def first_table(report: dict[str, Any]) -> str:
+    """The summary of a ``first-request`` report."""
+    header = ["mode", "fresh pairs", "first ms", "warm median ms", "first to warm", "first failed", "others failed"]
+    rows = [
+        [
+            str(row["mode"]),
+            str(row["pairs"]),
+            milliseconds(row["first_s"]),
+            milliseconds(row["warm_median_s"]),
+            "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
+            str(row["first_failed"]),
+            str(row["warm_failed"]),
+        ]
+        for row in report["summary"]
+    ]
+    return table(header, rows)
+
+
+def short_table(report: dict[str, Any]) -> str:
+    """The summary of a ``short-prompts`` report."""
+    header = ["tokens", "metric", "n", "alone ms", "Prebook ms", "ratio", "within noise"]
+    rows = [
+        [
+            str(row["tokens"]),
+            row["metric"],
+            str(row["requests"]),
+            f"{row['alone_s'] * 1e3:.2f}",
+            f"{row['prebook_s'] * 1e3:.2f}",
+            ratio(row["ratio"]),
+            "yes" if row["within_noise"] else "no",
+        ]
+        for row in report["summary"]
+    ]
+    return table(header, rows)
+
+
+def overhead_table(report: dict[str, Any]) -> str:
+    """The summary of an ``overhead`` report."""
+    header = ["engine", "arm", "n", "step ms", "to no connector"]
+    rows = [
+        [
+            str(row["role"]),
+            str(row["arm"]),
+            str(row["repeats"]),
+            f"{row['step_s'] * 1e3:.2f}",
+            ratio(row["to_none"]),
+        ]
+        for row in report["summary"]
+    ]
+    return table(header, rows)
+
+
+def ratio(value: dict[str, float] | None) -> str:
+    """``value [low-high]``, or a dash."""
+    return "-" if value is None else f"{value['value']:.3f} [{value['low']:.3f}-{value['high']:.3f}]"

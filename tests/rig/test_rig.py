@@ -1,5 +1,6 @@
 """The rig on real namespaces: set-up, the link's rate, clean-up after any kind of end. Needs root and iproute2."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from prebook_bench import rig
+from prebook_bench import link_use, rig
 from prebook_bench.link import measure_bits_per_second
 
 pytestmark = pytest.mark.skipif(rig.why_not() is not None, reason=f"no rig on this machine: {rig.why_not()}")
@@ -48,6 +49,23 @@ def test_the_link_has_its_rate_in_one_direction_only() -> None:
         backward = measure_bits_per_second(rig.Rig(prefill=made.decode, decode=made.prefill, rate=None))
     assert 120e6 < forward < 210e6
     assert backward > 300e6
+
+
+async def test_the_counter_of_the_link_sees_what_leaves_prefill() -> None:
+    with rig.shaped(rate="200mbit", cores=CORES) as made:
+        assert made.sent is not None
+        async with link_use.watched(made.sent) as readings:
+            await asyncio.to_thread(measure_bits_per_second, made)
+        forward = link_use.describe(readings, bits_per_second=200e6)
+        backwards = rig.Rig(prefill=made.decode, decode=made.prefill, rate=None)
+        async with link_use.watched(made.sent) as readings:
+            await asyncio.to_thread(measure_bits_per_second, backwards)
+        backward = link_use.describe(readings, bits_per_second=200e6)
+    assert forward is not None
+    assert backward is not None
+    assert forward["bytes"] > 20e6  # a second and a half at 200 Mbit/s
+    assert forward["peak_bits_per_second"] < 400e6
+    assert backward["bytes"] < forward["bytes"] / 4  # acknowledgements only
 
 
 def fail_inside() -> None:

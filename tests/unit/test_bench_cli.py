@@ -39,6 +39,10 @@ def test_a_shaped_link_without_root_is_status_3(
         (["exposed", "--modes", "aggregated", "--model", "/m"], "nothing is transferred"),
         (["idle", "--modes", "aggregated", "--model", "/m"], "no pair"),
         (["ab", "--modes", "none", "--model", "/m"], "for `idle` only"),
+        (["quick", "--modes", "none", "--model", "/m"], "for `idle` only"),
+        (["short-prompts", "--tokens", "65", "--model", "/m"], "more than 64 tokens"),
+        (["ab", "--endpoints", "a=http://127.0.0.1:9", "--generator", "vllm"], "--tokenizer"),
+        (["ab", "--file", "/nowhere.yaml"], "nowhere.yaml"),
         (["report", "/nowhere.json"], "nowhere.json"),
     ],
 )
@@ -53,4 +57,5 @@ def test_trace_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys: pytest
 
 
 def test_modes_that_transfer() -> None:
-    assert [mode for mode in Mode if mode.transfers] == [Mode.PULL, Mode.PUSH, Mode.PREBOOK]
+    assert [mode for mode in Mode if mode.transfers] == [Mode.PULL, Mode.PUSH, Mode.PREBOOK, Mode.PREBOOK_FIRST]
+    assert [mode for mode in Mode if mode.ours] == [Mode.PREBOOK, Mode.PREBOOK_FIRST]

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from prebook_bench import ab, arguments, client, html_report, load, stats, summary, tables
+from prebook_bench import ab, arguments, client, html_report, load, plots, stats, summary, tables
+from prebook_bench.engines import EngineError
 from prebook_bench.load import Arrival, Lengths, Record
 from prebook_bench.summary import Slo
 
@@ -216,3 +217,53 @@ def test_endpoint_arguments() -> None:
     for text in ("http://x", "a=", "a=ftp://x", "a=http://x,a=http://y"):
         with pytest.raises(Exception, match=r"NAME=URL|two endpoints"):
             arguments.endpoints(text)
+
+
+async def test_failures_and_deaths_are_results_of_the_run() -> None:
+    """One target fails every request, one dies in its second turn; the third is measured to the end."""
+    turns = {"dies": 0}
+
+    async def good(_session: aiohttp.ClientSession, _arrival: Arrival) -> client.Answer:
+        return answer(0.01, 0.02, 0.03)
+
+    async def bad(_session: aiohttp.ClientSession, _arrival: Arrival) -> client.Answer:
+        raise client.RequestError("HTTP 500")
+
+    def check() -> None:
+        turns["dies"] += 1
+        if turns["dies"] > 3:  # two warm-up requests and the first turn
+            raise EngineError("push/decode ended with -9")
+
+    targets = [
+        ab.Target(name="fails", base_url=None, send=bad),
+        ab.Target(name="dies", base_url=None, send=good, check=check),
+        ab.Target(name="good", base_url=None, send=good),
+    ]
+    measured = ab.Measured()
+    await ab.measure(targets, options=options(), into=measured, progress=lambda _: None)
+    report = ab.report(measured, options=options(), about={})
+    rows = {(row["target"], row["rate"]): row for row in report["summary"]}
+    assert rows["fails", 40.0]["answered"] == 0
+    assert sum(rows["fails", 40.0]["errors"].values()) == 24
+    assert rows["good", 80.0]["answered"] == 24
+    assert ("dies", 80.0) not in rows
+    died = [error for error in report["errors"] if error["phase"] == "died"]
+    assert [(error["target"], error["error"]) for error in died] == [("dies", "push/decode ended with -9")]
+    assert json.loads(json.dumps(report))["ratios_to"] == "fails"
+
+
+def test_a_plot_of_negative_differences_reaches_below_zero() -> None:
+    drawn = plots.lines(
+        "t", [plots.Series(name="push", colour="#000", points=[(1, -90.0), (2, 200.0)])], x_label="x", y_label="y"
+    )
+    assert ">-100<" in drawn
+    heights = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', drawn)]
+    assert heights[0] > heights[1]
+
+
+def test_many_series_have_a_legend_of_two_rows() -> None:
+    names = ["pull", "push", "prebook", "aggregated", "prebook-first", "one more of them"]
+    drawn = plots.lines(
+        "t", [plots.Series(name=name, colour="#000", points=[(1, 1.0)]) for name in names], x_label="x", y_label="y"
+    )
+    assert len(set(re.findall(r'<rect x="[\d.]+" y="([\d.]+)" width="12"', drawn))) == 2

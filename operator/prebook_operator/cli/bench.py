@@ -11,11 +11,15 @@ if TYPE_CHECKING:
 DESCRIPTION: Final = """\
 The benchmarks, the same as `python -m prebook_bench`. `prebook bench COMMAND --help` explains one of them.
 
-  exposed    how much later the first token comes than prefill alone could have given it (root for the shaped link)
-  idle       CPU that an idle pair uses
-  ab         the same open-loop load against pull, stock push and Prebook, or against any endpoints
-  operator   what the operator costs an API server
-  report     HTML page out of a JSON report"""
+  quick          a first look at all of it, in minutes (root for the shaped link, like the next three)
+  exposed        how much later the first token comes than prefill alone could have given it
+  ab             the same open-loop load against pull, stock push and Prebook, or against any endpoints
+  first-request  what the first request of a fresh pair costs
+  overhead       what the connector costs the engines' loop
+  short-prompts  prompts that are not worth a transfer, against one engine alone
+  idle           CPU that an idle pair uses
+  operator       what the operator costs an API server
+  report         HTML page out of a JSON report"""
 
 
 def register(subparsers: Subparsers) -> None:
