@@ -73,6 +73,7 @@ class PeerTable:
         self._fetch = fetch
         self._engine_id = engine_id
         self._lease = lease_seconds
+        self._soonest = min(RETRY_FIRST_SECONDS, heartbeat_interval(lease_seconds, active=True))
         self._recorder = recorder
         self.peers: dict[str, Peer] = {}
         self._by_agent: dict[str, Peer] = {}
@@ -182,12 +183,14 @@ class PeerTable:
         self._recorder.count("handshakes", ("ok",))
         self._recorder.observe("handshake_seconds", now - peer.started)
 
-    def beat(self, now: float, held: dict[str, list[str]], *, force: Peer | None = None) -> None:
-        """Sends the heartbeats that are due. ``held``: engine id to the transfers that we hold with it."""
+    def beat(self, now: float, held: Callable[[], dict[str, list[str]]], *, force: Peer | None = None) -> None:
+        """Sends the heartbeats that are due. ``held`` gives engine id to the transfers that we hold with it."""
+        known: dict[str, list[str]] | None = None
         for peer in self.peers.values():
-            if not peer.attached:
+            if not peer.attached or (peer is not force and now - peer.last_sent < self._soonest):
                 continue
-            ids = held.get(peer.spec.engine_id, [])
+            known = held() if known is None else known
+            ids = known.get(peer.spec.engine_id, [])
             interval = heartbeat_interval(self._lease, active=bool(ids))
             if not peer.ready:
                 interval = min(interval, RETRY_FIRST_SECONDS)

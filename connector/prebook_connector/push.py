@@ -31,6 +31,7 @@ class OpenWrite:
     epoch: int
     handles: list[object]
     bytes: int
+    posted_at: float
     failed: bool = False
 
 

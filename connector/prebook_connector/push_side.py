@@ -9,6 +9,7 @@ reaper that looks at deadlines alone would free blocks under an in-flight WRITE.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,6 +23,11 @@ from prebook_connector.timeline import Timeline
 
 TOMBSTONE_LEASES = 10.0
 """How long, in leases, the end of a transfer is remembered, so that a late registration is answered at once."""
+
+
+SEND_BUFFER_BYTES = 2 * 1024 * 1024
+"""What a socket takes at once. UCX hands a WRITE over TCP to the kernel piece by piece, whenever it is polled."""
+FIRST_RATE = 1e9
 
 
 class PushSide:
@@ -48,6 +54,7 @@ class PushSide:
         self._pushes: dict[str, Push] = {}
         self._by_request: dict[str, Push] = {}
         self._tombstones: dict[str, tuple[float, str]] = {}
+        self._rate = FIRST_RATE  # bytes per second that WRITEs have moved lately
         self.draining = False
 
     # -- what the scheduler says ---------------------------------------------------------------------------------
@@ -257,6 +264,12 @@ class PushSide:
         )
 
     @property
+    def stride(self) -> float:
+        """Seconds between two looks that keep the link busy while prefill computes; infinite without open WRITEs."""
+        writing = any(push.writes for push in self._pushes.values())
+        return SEND_BUFFER_BYTES / self._rate if writing else math.inf
+
+    @property
     def open(self) -> int:
         """Transfers that have not ended."""
         return len(self._pushes)
@@ -321,6 +334,8 @@ class PushSide:
                 self._account(push, write, now)
 
     def _account(self, push: Push, write: OpenWrite, now: float) -> None:
+        took = max(now - write.posted_at, 1e-6)
+        self._rate += 0.3 * (write.bytes / took - self._rate)
         push.bytes_done += write.bytes
         push.writes_done += 1
         push.first_done_at = push.first_done_at or now
@@ -346,7 +361,7 @@ class PushSide:
             self._recorder.observe("post_seconds", time.perf_counter() - began)
             self._recorder.count("descriptors", by=posted.descriptors)
             ledger.post(write)
-            push.writes.append(OpenWrite(write, ledger.epoch, list(posted.handles), posted.bytes))
+            push.writes.append(OpenWrite(write, ledger.epoch, list(posted.handles), posted.bytes, now))
             self._recorder.count("writes")
             self._timeline.record(
                 "write_posted", push.transfer_id, start=write.start, stop=write.stop, bytes=posted.bytes

@@ -4,10 +4,10 @@ Every NIXL call happens here: NIXL is not thread-safe by default, and its own pr
 cannot be set from Python) would burn a core even when nothing moves. The engine's main thread only hands over small
 calls (:meth:`TransferThread.submit`) and picks results up; it never waits for the network.
 
-Polling (see :class:`Pace`): every ``active_poll_seconds`` while a request waits for what comes next; every
-``waiting_poll_seconds`` while transfers are open that prefill still computes for, where each look takes time from the
-engine's own thread and hurries nothing; when idle, ever more rarely up to ``idle_poll_seconds``. A submitted call wakes
-the thread at once.
+Polling (see :class:`Pace`): every ``active_poll_seconds`` while a request waits for what comes next; at most every
+``waiting_poll_seconds`` while transfers are open that prefill still computes for, because each look takes time from the
+engine's own thread and hurries nothing as long as the link has something to send; when idle, ever more rarely up to
+``idle_poll_seconds``. A submitted call wakes the thread at once.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Fence(Protocol):
 
 T = TypeVar("T")
 ASK_SECONDS = 30.0
+COMMIT_STRIDE_SECONDS = 0.004
+"""Decode's looks while prefill computes: the commit of a prompt of one chunk comes without any progress before it."""
 
 Settled = Sequence[tuple[str, int]]
 """(request id, tokens whose KV is final)."""
@@ -118,6 +120,11 @@ class Core:
             self.book.draining = True
         self.peers.say_bye()
 
+    @property
+    def stride(self) -> float:
+        """Seconds between two looks at the pace of WAITING."""
+        return self.push.stride if self.push is not None else COMMIT_STRIDE_SECONDS
+
     def turn(self, now: float) -> Pace:
         """One round of everything that may be due."""
         handshaking = self.peers.connect(now)
@@ -133,7 +140,7 @@ class Core:
         for peer in self.peers.expired(now):
             self._kill(peer, now)
         self._bury(now)
-        self.peers.beat(now, self._held())
+        self.peers.beat(now, self._held)
         return Pace.URGENT if handshaking else self.pace
 
     def _held(self) -> dict[str, list[str]]:
@@ -165,7 +172,7 @@ class Core:
         peer = self.peers.by_agent(agent)
         if peer is not None and isinstance(message, Heartbeat | Register):
             if self.peers.heard(peer, now=now, at=message.at, echo=message.echo):
-                self.peers.beat(now, self._held(), force=peer)
+                self.peers.beat(now, self._held, force=peer)
         elif peer is not None:
             peer.clock.heard_at = now
         handle = self._for_prefill if self.push is not None else self._for_decode
@@ -281,7 +288,8 @@ class TransferThread:
             if pace is Pace.IDLE:
                 pause = min(self._idle, max(pause, 0.001) * 1.5)
             else:
-                pause = self._active if pace is Pace.URGENT else self._waiting
+                stride = 0.0 if pace is Pace.URGENT else min(self.core.stride, self._waiting)
+                pause = max(stride, self._active)
             self._wake.wait(pause)
 
     def _turn(self) -> Pace:
