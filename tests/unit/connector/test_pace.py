@@ -1,0 +1,70 @@
+"""How often the transfer thread looks: seldom while prefill computes, often once somebody waits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from prebook_connector.push_side import FIRST_RATE, SEND_BUFFER_BYTES
+from prebook_connector.transfer_thread import COMMIT_STRIDE_SECONDS, Pace
+from tests.unit.connector.scenario import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.net.advance(1.0)
+    return world
+
+
+def test_nothing_open_is_idle(world: World) -> None:
+    assert world.prefill.core.pace is Pace.IDLE
+    assert world.decode.core.pace is Pace.IDLE
+
+
+def test_both_sides_wait_while_prefill_computes_and_hurry_at_the_end(world: World) -> None:
+    transfer = world.new("t", 32)
+    world.book(transfer)
+    world.queue(transfer)
+    world.net.advance(0.1)
+    assert world.decode.core.pace is Pace.WAITING
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    assert world.prefill.core.pace is Pace.WAITING, "half of the prompt is still to be computed"
+    world.net.advance(0.5)
+    assert world.decode.core.pace is Pace.URGENT, "what is missing may come with one WRITE as large as the last"
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    assert world.prefill.core.pace is Pace.URGENT, "decode waits for this WRITE"
+    world.net.advance(1.0)
+    assert world.prefill.core.pace is Pace.IDLE
+    assert world.decode.core.pace is Pace.IDLE
+
+
+def test_an_end_that_is_asked_for_is_hurried(world: World) -> None:
+    transfer = world.new("t", 64)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    assert world.decode.core.pace is Pace.WAITING
+    world.abort_decode(transfer)
+    assert world.decode.core.pace is Pace.URGENT, "the engine wants its blocks back"
+
+
+def test_the_stride_keeps_the_link_busy(world: World) -> None:
+    push = world.prefill.push
+    assert push is not None
+    assert world.decode.core.stride == COMMIT_STRIDE_SECONDS
+    assert push.stride == math.inf, "without an open WRITE there is nothing to keep busy"
+    transfer = world.new("t", 64)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    assert push.stride == SEND_BUFFER_BYTES / FIRST_RATE
+    world.net.advance(1.0)
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    assert push.stride > SEND_BUFFER_BYTES / FIRST_RATE, "the fake link is slower than first assumed"
