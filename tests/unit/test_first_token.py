@@ -383,6 +383,13 @@ async def test_one_token_is_computed_here_when_prefill_fails(pod_rig: Any) -> No
         assert (call.status, call.json()["error"]["message"]) == (400, "too long")
 
 
+async def test_one_token_ends_with_an_error_where_decode_may_not_compute(pod_rig: Any) -> None:
+    async with pod_rig(on_failure="fail") as pod:
+        pod.peers[0].answering(500)
+        call = await pod.call(request(max_tokens=1)).finish()
+        assert (call.status, pod.engine.legs) == (502, [])
+
+
 async def test_a_chat_whose_answer_a_parser_shapes_is_begun_by_decode(pod_rig: Any) -> None:
     async with pod_rig() as pod:
         pod.engine.state.openai_serving_chat = SimpleNamespace(parser_cls=object)

@@ -167,9 +167,9 @@ class Exchange:
         except LegFailed as failed:
             self._last = failed.failure
             metrics.LEG_FAILURES.labels(failed.failure.value).inc()
-            if self._channel.started:
-                return policy.Refuse(Refusal.PREFILL_FAILED)
             services.discovery.table.avoid(peer.address, until=services.clock() + _AVOID_SECONDS)
+            if self._channel.started or not services.settings.recompute:
+                return policy.Refuse(Refusal.PREFILL_FAILED)
             services.totals.count_failover(failed.failure, "fresh")
             return policy.Local(LocalReason.FAILED_OVER)
         finally:
