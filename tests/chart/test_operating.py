@@ -28,6 +28,15 @@ pytestmark = pytest.mark.tier("apiserver")
 
 MODEL = (ROOT / "examples" / "smollm2-cpu.yaml").read_text()
 NAME = "smollm2"
+PREFILL_POD = """\
+  prefill:
+    replicas: 1
+    template:
+      spec:
+"""
+WITH_HOST_PATH = MODEL.replace(PREFILL_POD, PREFILL_POD + "        volumes: [{name: disk, hostPath: {path: /mnt}}]\n")
+assert WITH_HOST_PATH != MODEL
+"""Refused by the operator, and not by the API server."""
 
 
 @pytest.fixture
@@ -162,7 +171,7 @@ def test_argo_cd_and_kstatus_follow_a_model(cluster: ControlPlane, home: str) ->
         assert serving["status"]["observedGeneration"] == serving["metadata"]["generation"]
 
         # Valid to the API server, refused by the operator: the mistake names its field, and what runs goes on running.
-        apply(cluster, home, MODEL.replace("  prefill:\n    replicas: 1", "  prefill:\n    replicas: 1\n" + HOST_PATH))
+        apply(cluster, home, WITH_HOST_PATH)
         stalled = wait_for_condition(cluster, home, "Stalled")
         shown = health(stalled)
         assert (shown.status, conditions(stalled)["Ready"]) == ("Degraded", "False")
@@ -174,13 +183,6 @@ def test_argo_cd_and_kstatus_follow_a_model(cluster: ControlPlane, home: str) ->
 
         apply(cluster, home, MODEL.replace("replicas: 1", "replicas: 0"))
         wait_for("suspended", lambda: health(model(cluster, home)).status == "Suspended", seconds=60)
-
-
-HOST_PATH = """\
-    template:
-      spec:
-        volumes: [{name: disk, hostPath: {path: /mnt}}]
-"""
 
 
 @pytest.mark.usefixtures("nodes")
@@ -198,8 +200,7 @@ def test_helm_waits_for_a_model_by_kstatus_as_flux_does(cluster: ControlPlane, h
         cluster.helm(*upgrade, "--timeout", "60s")
         assert conditions(model(cluster, home))["Ready"] == "True"
 
-        broken = MODEL.replace("  prefill:\n    replicas: 1", "  prefill:\n    replicas: 1\n" + HOST_PATH)
-        (tmp_path / "templates" / "model.yaml").write_text(broken)
+        (tmp_path / "templates" / "model.yaml").write_text(WITH_HOST_PATH)
         with pytest.raises(ProcessFailed, match=r"Failed|not ready"):
             cluster.helm(*upgrade, "--timeout", "6s")
         assert conditions(model(cluster, home))["Stalled"] == "True"
