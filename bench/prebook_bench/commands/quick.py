@@ -23,7 +23,7 @@ def register(commands: arguments.Commands) -> None:
     command.add_argument("--modes", type=arguments.modes, default="pull,push,prebook", help="what to compare")
     command.add_argument("--tokens", type=arguments.whole_numbers, default="1000,2000,3000", help="prompt lengths")
     command.add_argument("--repeats", type=arguments.positive, default=2, help="measured requests per mode and length")
-    add_load_arguments(command, rates="0.3,0.6", requests=4, rounds=1, workload="2000:32")
+    add_load_arguments(command, rates="0.5,0.9", requests=4, rounds=1, workload="2000:32")
     arguments.add_link_arguments(command, front=FrontKind.DISPATCH)
     arguments.add_engine_arguments(command)
     arguments.add_output_arguments(command, html=True)
