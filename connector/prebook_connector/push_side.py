@@ -10,24 +10,18 @@ reaper that looks at deadlines alone would free blocks under an in-flight WRITE.
 from __future__ import annotations
 
 import math
-import time
-import zlib
 from collections.abc import Callable, Sequence
 
-from prebook_connector.ledger import Ledger, Range
+from prebook_connector.ledger import Ledger
 from prebook_connector.peers import Peer, PeerTable
 from prebook_connector.ports import Groups, Link, LinkError, PeerSpec, Recorder
-from prebook_connector.protocol import CancelAck, Commit, Fail, Progress, Register, encode
-from prebook_connector.push import OpenWrite, Push, PushSettings
+from prebook_connector.protocol import CancelAck, Commit, Fail, Register, encode
+from prebook_connector.push import Push, PushSettings
 from prebook_connector.timeline import Timeline
+from prebook_connector.writer import Writer
 
 TOMBSTONE_LEASES = 10.0
 """How long, in leases, the end of a transfer is remembered, so that a late registration is answered at once."""
-
-
-SEND_BUFFER_BYTES = 2 * 1024 * 1024
-"""What a socket takes at once. UCX hands a WRITE over TCP to the kernel piece by piece, whenever it is polled."""
-FIRST_RATE = 1e9
 
 
 class PushSide:
@@ -50,11 +44,12 @@ class PushSide:
         self._recorder = recorder
         self._timeline = timeline
         self._release = release
-        self._checksum = checksum
+        self._writer = Writer(
+            link=link, peers=peers, settings=settings, recorder=recorder, timeline=timeline, checksum=checksum
+        )
         self._pushes: dict[str, Push] = {}
         self._by_request: dict[str, Push] = {}
         self._tombstones: dict[str, tuple[float, str]] = {}
-        self._rate = FIRST_RATE  # bytes per second that WRITEs have moved lately
         self.draining = False
 
     # -- what the scheduler says ---------------------------------------------------------------------------------
@@ -266,8 +261,7 @@ class PushSide:
     @property
     def stride(self) -> float:
         """Seconds between two looks that keep the link busy while prefill computes; infinite without open WRITEs."""
-        writing = any(push.writes for push in self._pushes.values())
-        return SEND_BUFFER_BYTES / self._rate if writing else math.inf
+        return self._writer.stride if any(push.writes for push in self._pushes.values()) else math.inf
 
     @property
     def open(self) -> int:
@@ -297,13 +291,14 @@ class PushSide:
                 del self._tombstones[next(iter(self._tombstones))]
 
     def _step(self, push: Push, now: float) -> None:
-        self._poll(push, now)
+        if self._writer.poll(push, now):
+            self._fail(push, "write_failed", now)
         ledger = push.ledger
         if not push.failure:
             self._match(push, now)
             ledger = push.ledger
             if ledger is not None and ledger.first_block is not None:
-                self._post(push, ledger, now)
+                self._writer.post(push, ledger, now)
             if ledger is not None and ledger.all_done:
                 self._commit(push, ledger, now)
                 return
@@ -311,75 +306,6 @@ class PushSide:
         if push.failure and (ledger is None or ledger.quiesced):
             self._tell_failure(push)
             self._end(push, push.failure, now)
-
-    def _poll(self, push: Push, now: float) -> None:
-        for write in list(push.writes):
-            still_open = []
-            for handle in write.handles:
-                state = self._link.poll(handle)
-                write.failed = write.failed or state == "failed"
-                # A WRITE to an engine that is gone may never end by itself: releasing it makes the transport abort it.
-                ended = state != "open" or push.severed
-                if not ended or not self._link.release(handle):
-                    still_open.append(handle)
-            write.handles = still_open
-            if still_open:
-                continue
-            push.writes.remove(write)
-            assert push.ledger is not None
-            push.ledger.finish_write(write.range, epoch=write.epoch)
-            if write.failed:
-                self._fail(push, "write_failed", now)
-            elif write.epoch == push.ledger.epoch:
-                self._account(push, write, now)
-
-    def _account(self, push: Push, write: OpenWrite, now: float) -> None:
-        took = max(now - write.posted_at, 1e-6)
-        self._rate += 0.3 * (write.bytes / took - self._rate)
-        push.bytes_done += write.bytes
-        push.writes_done += 1
-        push.first_done_at = push.first_done_at or now
-        if not push.completed_at:
-            push.bytes_early += write.bytes
-        self._timeline.record(
-            "write_done", push.transfer_id, start=write.range.start, stop=write.range.stop, bytes=write.bytes
-        )
-
-    def _post(self, push: Push, ledger: Ledger, now: float) -> None:
-        engine_id = push.engine_id
-        assert engine_id is not None
-        while (write := ledger.next_write()) is not None:
-            peer = self._peers.peers.get(engine_id)
-            if peer is None or not peer.clock.holds(now):
-                return  # no lease, no WRITE; a heartbeat may bring it back
-            local, remote = self._blocks(push, ledger, write)
-            payload = encode(Progress(push.transfer_id, ledger.epoch, write.start, write.stop))
-            if self._checksum is not None and not push.whole and self._checked(push):
-                push.checksums.append((write.start, write.stop, self._checksum(local[0])))
-            began = time.perf_counter()
-            posted = self._link.post(engine_id, local=local, remote=remote, payload=payload)
-            self._recorder.observe("post_seconds", time.perf_counter() - began)
-            self._recorder.count("descriptors", by=posted.descriptors)
-            ledger.post(write)
-            push.writes.append(OpenWrite(write, ledger.epoch, list(posted.handles), posted.bytes, now))
-            self._recorder.count("writes")
-            self._timeline.record(
-                "write_posted", push.transfer_id, start=write.start, stop=write.stop, bytes=posted.bytes
-            )
-
-    def _checked(self, push: Push) -> bool:
-        return zlib.crc32(push.transfer_id.encode()) % self._settings.check_every == 0
-
-    def _blocks(self, push: Push, ledger: Ledger, write: Range) -> tuple[Groups, Groups]:
-        registration = next(iter(push.registrations.values()))
-        if push.whole:
-            assert push.final_groups is not None
-            return push.final_groups, registration.block_ids
-        first = ledger.first_block or 0
-        local = push.blocks[write.start : write.stop]
-        if len(local) != len(write):
-            raise LinkError(f"{len(push.blocks)} blocks known, {write.stop} settled")
-        return [local], [registration.block_ids[0][write.start - first : write.stop - first]]
 
     def _commit(self, push: Push, ledger: Ledger, now: float) -> None:
         engine_id = push.engine_id

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from prebook_connector.push_side import FIRST_RATE, SEND_BUFFER_BYTES
 from prebook_connector.transfer_thread import COMMIT_STRIDE_SECONDS, Pace
+from prebook_connector.writer import FIRST_RATE, SEND_BUFFER_BYTES
 from tests.unit.connector.scenario import World
 
 

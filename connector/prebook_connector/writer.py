@@ -1,0 +1,122 @@
+"""The WRITEs of prefill's transfers: posting what may leave, polling what is under way, and how fast the link takes it.
+
+Runs on the transfer thread, free of vLLM and NIXL (see ``ports``). What a transfer is, and when it ends, is decided in
+``push_side``.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+
+from prebook_connector.ledger import Ledger, Range
+from prebook_connector.peers import PeerTable
+from prebook_connector.ports import Groups, Link, LinkError, Recorder
+from prebook_connector.protocol import Progress, encode
+from prebook_connector.push import OpenWrite, Push, PushSettings
+from prebook_connector.timeline import Timeline
+
+SEND_BUFFER_BYTES = 2 * 1024 * 1024
+"""What a socket takes at once. UCX hands a WRITE over TCP to the kernel piece by piece, whenever it is polled."""
+FIRST_RATE = 1e9
+
+
+class Writer:
+    """Moves the blocks of every transfer of this prefill rank."""
+
+    def __init__(
+        self,
+        *,
+        link: Link,
+        peers: PeerTable,
+        settings: PushSettings,
+        recorder: Recorder,
+        timeline: Timeline,
+        checksum: Callable[[Sequence[int]], int] | None,
+    ) -> None:
+        self._link = link
+        self._peers = peers
+        self._settings = settings
+        self._recorder = recorder
+        self._timeline = timeline
+        self._checksum = checksum
+        self._rate = FIRST_RATE  # bytes per second that WRITEs have moved lately
+
+    @property
+    def stride(self) -> float:
+        """Seconds between two looks that keep the link busy."""
+        return SEND_BUFFER_BYTES / self._rate
+
+    def poll(self, push: Push, now: float) -> bool:
+        """Looks at the open WRITEs and lets go of those that have ended; True when one of them has failed."""
+        failed = False
+        for write in list(push.writes):
+            still_open = []
+            for handle in write.handles:
+                state = self._link.poll(handle)
+                write.failed = write.failed or state == "failed"
+                # A WRITE to an engine that is gone may never end by itself: releasing it makes the transport abort it.
+                ended = state != "open" or push.severed
+                if not ended or not self._link.release(handle):
+                    still_open.append(handle)
+            write.handles = still_open
+            if still_open:
+                continue
+            push.writes.remove(write)
+            assert push.ledger is not None
+            push.ledger.finish_write(write.range, epoch=write.epoch)
+            if write.failed:
+                failed = True
+            elif write.epoch == push.ledger.epoch:
+                self._account(push, write, now)
+        return failed
+
+    def _account(self, push: Push, write: OpenWrite, now: float) -> None:
+        took = max(now - write.posted_at, 1e-6)
+        self._rate += 0.3 * (write.bytes / took - self._rate)
+        push.bytes_done += write.bytes
+        push.writes_done += 1
+        push.first_done_at = push.first_done_at or now
+        if not push.completed_at:
+            push.bytes_early += write.bytes
+        self._timeline.record(
+            "write_done", push.transfer_id, start=write.range.start, stop=write.range.stop, bytes=write.bytes
+        )
+
+    def post(self, push: Push, ledger: Ledger, now: float) -> None:
+        """Posts what is settled and registered, as far as the lease allows. Raises :class:`LinkError`."""
+        engine_id = push.engine_id
+        assert engine_id is not None
+        while (write := ledger.next_write()) is not None:
+            peer = self._peers.peers.get(engine_id)
+            if peer is None or not peer.clock.holds(now):
+                return  # no lease, no WRITE; a heartbeat may bring it back
+            local, remote = self._blocks(push, ledger, write)
+            payload = encode(Progress(push.transfer_id, ledger.epoch, write.start, write.stop))
+            if self._checksum is not None and not push.whole and self._checked(push):
+                push.checksums.append((write.start, write.stop, self._checksum(local[0])))
+            began = time.perf_counter()
+            posted = self._link.post(engine_id, local=local, remote=remote, payload=payload)
+            self._recorder.observe("post_seconds", time.perf_counter() - began)
+            self._recorder.count("descriptors", by=posted.descriptors)
+            ledger.post(write)
+            push.writes.append(OpenWrite(write, ledger.epoch, list(posted.handles), posted.bytes, now))
+            self._recorder.count("writes")
+            self._timeline.record(
+                "write_posted", push.transfer_id, start=write.start, stop=write.stop, bytes=posted.bytes
+            )
+
+    def _checked(self, push: Push) -> bool:
+        return zlib.crc32(push.transfer_id.encode()) % self._settings.check_every == 0
+
+    def _blocks(self, push: Push, ledger: Ledger, write: Range) -> tuple[Groups, Groups]:
+        registration = next(iter(push.registrations.values()))
+        if push.whole:
+            assert push.final_groups is not None
+            return push.final_groups, registration.block_ids
+        first = ledger.first_block or 0
+        local = push.blocks[write.start : write.stop]
+        if len(local) != len(write):
+            raise LinkError(f"{len(push.blocks)} blocks known, {write.stop} settled")
+        return [local], [registration.block_ids[0][write.start - first : write.stop - first]]
