@@ -44,6 +44,9 @@ class Booking:
     state: State = State.BOOKED
     reason: str = ""
     _arrived: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    # Of what has arrived, for `near_end`, which is asked at every look of the transfer thread: kept, not counted again.
+    _missing: int = 1
+    _largest: int = 0
 
     @property
     def settled(self) -> bool:
@@ -56,6 +59,8 @@ class Booking:
             return
         self._enter(epoch)
         self._arrived.setdefault(agent, []).append((start, stop))
+        self._missing = self.blocks - self.arrived_blocks()
+        self._largest = max(self._largest, stop - start)
 
     def commit(self, agent: str, *, epoch: int, ranks: int) -> None:
         """``agent`` has finished its part. The transfer is committed when every writing rank has."""
@@ -105,8 +110,7 @@ class Booking:
     @property
     def near_end(self) -> bool:
         """Whether the next WRITE may be the last one, as far as the size of those before it tells."""
-        largest = max((stop - start for ranges in self._arrived.values() for start, stop in ranges), default=0)
-        return self.state is not State.BOOKED or self.blocks - self.arrived_blocks() <= largest
+        return self.state is not State.BOOKED or self._missing <= self._largest
 
     def _prefix(self, ranges: list[tuple[int, int]]) -> int:
         reached = self.first_block
@@ -120,6 +124,7 @@ class Booking:
         if epoch > self.epoch:
             self.epoch = epoch
             self._arrived.clear()
+            self._missing, self._largest = 1, 0
             self.committed.clear()
 
     def _check_quiet(self) -> None:
