@@ -10,7 +10,8 @@ import yaml
 
 from tests.kube.controlplane import ControlPlane
 from tests.kube.rest import ApiError, Json
-from tests.model_cases import GOOD, WRONG, Good, Wrong, changed, minimal
+from tests.model_cases import GOOD, WRONG, Good, Wrong
+from tests.model_documents import changed, minimal
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
 

@@ -9,7 +9,7 @@ from tests.apiserver.rig import OperatorThread, World
 from tests.apiserver.test_operator_create import pinned
 from tests.kube.controlplane import ControlPlane, wait_for
 from tests.kube.fakenodes import P5EN, PLAIN, FakeKubelet, add_node
-from tests.model_cases import changed, minimal, p5en
+from tests.model_documents import changed, minimal, p5en
 
 
 def serving(world: World, kubelet: FakeKubelet, operator: OperatorThread, name: str = "demo") -> str:

@@ -11,7 +11,7 @@ import yaml
 
 from tests.apiserver.rig import World
 from tests.kube.rest import Json
-from tests.model_cases import changed, minimal, p5en
+from tests.model_documents import changed, minimal, p5en
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
 STEADY = 4.0

@@ -8,7 +8,7 @@ from tests.apiserver.podmonitors import pod_monitors
 from tests.apiserver.rig import World
 from tests.apiserver.test_operator_create import pinned
 from tests.kube.controlplane import wait_for
-from tests.model_cases import changed
+from tests.model_documents import changed
 
 
 def test_a_pod_monitor_is_made_as_soon_as_the_kind_exists_and_forgotten_with_it(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.apiserver.rig import World
 from tests.apiserver.test_operator_create import pinned
 from tests.kube.controlplane import wait_for
-from tests.model_cases import changed, p5en
+from tests.model_documents import changed, p5en
 
 
 def events(world: World, name: str) -> set[str]:

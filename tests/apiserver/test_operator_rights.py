@@ -18,7 +18,7 @@ from tests.kube.controlplane import ControlPlane, Options, wait_for
 from tests.kube.fakenodes import FakeKubelet
 from tests.kube.fixtures import new_namespace
 from tests.kube.rest import Json
-from tests.model_cases import changed, p5en
+from tests.model_documents import changed, p5en
 
 Right = tuple[str, str, str]
 ADMISSION_ONLY: set[Right] = {("prebook.dev", "disaggregatedmodels/finalizers", "update")}

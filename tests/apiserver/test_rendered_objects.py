@@ -11,7 +11,8 @@ from prebook_operator.api import Allow, load
 from prebook_operator.render import Manifest, Owner, cluster_context, render
 from tests.kube.controlplane import ControlPlane
 from tests.kube.rest import ApiError
-from tests.model_cases import GOOD, Good, changed, minimal, p5en
+from tests.model_cases import GOOD, Good
+from tests.model_documents import changed, minimal, p5en
 
 PLURALS = {
     "StatefulSet": "statefulsets",

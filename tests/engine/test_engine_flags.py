@@ -12,7 +12,7 @@ from prebook_operator.api import Role, load
 from prebook_operator.api.owned import OWNED_FLAG_FAMILIES, OWNED_FLAGS, owned_flag
 from prebook_operator.render import cluster_context
 from prebook_operator.render.engine import engine_args
-from tests.model_cases import changed, minimal, p5en
+from tests.model_documents import changed, minimal, p5en
 
 
 @pytest.fixture(scope="module")

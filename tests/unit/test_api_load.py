@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from prebook_operator.api import Allow, UserError, load
-from tests.model_cases import GOOD, WRONG, Good, Wrong, changed, minimal
+from tests.model_cases import GOOD, WRONG, Good, Wrong
+from tests.model_documents import changed, minimal
 
 
 def faults(document: Any, **options: Any) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from prebook_operator.cli.main import build_parser, main
-from tests.model_cases import changed, minimal
+from tests.model_documents import changed, minimal
 
 
 @pytest.fixture

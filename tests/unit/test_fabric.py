@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prebook_operator.api import DisaggregatedModelSpec, Reason, load
 from prebook_operator.fabric import assess
 from prebook_operator.records import NodeRecord, node_record
-from tests.model_cases import changed, minimal, p5en
+from tests.model_documents import changed, minimal, p5en
 
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 

@@ -13,7 +13,7 @@ from prebook_operator.api import Role, load
 from prebook_operator.kube.resources import resource_of
 from prebook_operator.records import ChildRecord
 from prebook_operator.render import Owner, cluster_context, render
-from tests.model_cases import minimal, p5en
+from tests.model_documents import minimal, p5en
 
 UID = "model-uid"
 

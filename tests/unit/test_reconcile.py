@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prebook_operator.kube.errors import RetryLater
 from prebook_operator.kube.transport import Request, Response
-from tests.model_cases import changed, minimal
+from tests.model_documents import changed, minimal
 from tests.unit.fake_api import respond
 from tests.unit.fake_cluster import MODEL_PATH, FakeCluster, FakeOperator
 

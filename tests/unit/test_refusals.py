@@ -10,7 +10,7 @@ from prebook_operator.api import Reason, Role
 from prebook_operator.kube.resources import EVENT
 from prebook_operator.kube.transport import Request, Response
 from prebook_operator.refusals import Refusal, judge, newest_note
-from tests.model_cases import minimal
+from tests.model_documents import minimal
 from tests.unit.fake_api import respond
 from tests.unit.fake_cluster import MODEL_PATH, FakeCluster, FakeOperator
 

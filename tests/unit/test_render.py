@@ -14,7 +14,7 @@ from prebook_operator.api import Allow, Role, load
 from prebook_operator.api.manifest_yaml import to_yaml
 from prebook_operator.plan import revision_of
 from prebook_operator.render import Manifest, Owner, RenderContext, cluster_context, render
-from tests.model_cases import changed, minimal, p5en
+from tests.model_documents import changed, minimal, p5en
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "render"
 

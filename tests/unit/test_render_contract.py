@@ -16,7 +16,7 @@ from prebook_operator.local.expand import expand_references
 from prebook_operator.plan import revision_of
 from prebook_operator.render import cluster_context
 from prebook_operator.render.engine import FIRST_TOKEN_PROCESSOR, dispatch_settings, engine_args, kv_transfer_config
-from tests.model_cases import changed, minimal, p5en
+from tests.model_documents import changed, minimal, p5en
 
 CTX = cluster_context("team-a", operator_image="i")
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from prebook_operator.api import load
 from prebook_operator.plan.revision import ALGORITHM, Revision, canonical_text, revision_of
-from tests.model_cases import GOOD, changed, minimal, p5en
+from tests.model_cases import GOOD
+from tests.model_documents import changed, minimal, p5en
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "revisions.json"
 

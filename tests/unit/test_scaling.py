@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prebook_operator.api import DisaggregatedModelSpec, Reason, load
 from prebook_operator.plan import DesiredReplicas, desired_replicas
-from tests.model_cases import changed, minimal
+from tests.model_documents import changed, minimal
 
 
 def spec(**changes: object) -> DisaggregatedModelSpec:

@@ -17,7 +17,7 @@ from prebook_operator.records import INCOMPATIBLE_MARKS, Key, PodRecord
 from prebook_operator.status import report
 from prebook_operator.takeover import Step
 from prebook_operator.view import Trouble, View
-from tests.model_cases import minimal
+from tests.model_documents import minimal
 
 SPEC = load(minimal()).spec
 UP = Step(serving="new", start=True, retire=frozenset(), reason=Reason.UP_TO_DATE, message="revision new serves")
