@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# All test tiers that this machine can run, as one pytest run: unit → chart → API server → engine → rig → node.
+# All test tiers that this machine can run, as one pytest run in two lanes side by side: unit → chart → API server, and
+# engine → rig → node (tests/tiers.py).
 # Arguments go to pytest. In CI (CI=true) a tier that cannot run is a failure; see tests/tiers.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,4 +19,4 @@ if [ "${CI:-}" = true ]; then
     export PREBOOK_REQUIRE_KUBE=1
 fi
 
-exec .venv/bin/pytest --durations=15 --durations-min=5 "$@"
+exec .venv/bin/pytest -n 2 --dist loadgroup --durations=15 --durations-min=5 "$@"

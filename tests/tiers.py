@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +32,13 @@ class Tier:
     """One tier: what it needs (a reason when it is missing), and the time that one of its tests may take.
 
     The limit covers the fixtures that a test is the first to use, so it includes the start of engines or a cluster.
+    Where tests are spread over processes (`make test`), the tiers of one lane share a process and run in order.
     """
 
     name: str
     seconds: float
     lacks: Callable[[], str | None]
+    lane: str
 
 
 @dataclass
@@ -100,19 +102,23 @@ def _node() -> str | None:
     )
 
 
-# In the order in which they run: what fails fast comes first.
+# In the order in which they run: what fails fast comes first. Two lanes: the tiers of the first mostly wait (for
+# watches, leases, timeouts), those of the second compute, so that side by side they take little more than the longer.
+WAITING, COMPUTING = "waiting", "computing"
 TIERS: dict[str, Tier] = {
     tier.name: tier
     for tier in (
-        Tier("unit", 120, _nothing),
-        Tier("chart", 180, lambda: _programs("helm")),
-        Tier("apiserver", 420, _apiserver),
-        Tier("engine", 600, _engine),
-        Tier("rig", 600, _rig),
-        Tier("node", 900, _node),
+        Tier("unit", 120, _nothing, WAITING),
+        Tier("chart", 180, lambda: _programs("helm"), WAITING),
+        Tier("apiserver", 420, _apiserver, WAITING),
+        Tier("engine", 600, _engine, COMPUTING),
+        Tier("rig", 600, _rig, COMPUTING),
+        Tier("node", 900, _node, COMPUTING),
     )
 }
 ORDER = {name: position for position, name in enumerate(TIERS)}
+TIER = pytest.StashKey[str]()
+LOST = "crashed"
 
 
 def tier_of(item: pytest.Item) -> str:
@@ -129,24 +135,30 @@ def tier_of(item: pytest.Item) -> str:
 
 
 class TierPlugin:
-    """Orders the tests by tier, gates them, and reports tier by tier."""
+    """Orders the tests by tier, gates them, and reports tier by tier.
+
+    With pytest-xdist, tests are collected and run in workers and only their reports reach the process that sums up;
+    so what a worker knows about a test travels in its report.
+    """
 
     def __init__(self, required: frozenset[str]) -> None:
         self._required = required
         self._lacks: dict[str, str | None] = {}
-        self._tier: dict[str, str] = {}
         self.tallies: dict[str, Tally] = {}
 
+    @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            name = self._tier[item.nodeid] = tier_of(item)
+            tier = TIERS[tier_of(item)]
+            item.stash[TIER] = tier.name
+            item.add_marker(pytest.mark.xdist_group(tier.lane))
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(TIERS[name].seconds))
-        items.sort(key=lambda item: ORDER[self._tier[item.nodeid]])
+                item.add_marker(pytest.mark.timeout(tier.seconds))
+        items.sort(key=lambda item: ORDER[item.stash[TIER]])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        name = self._tier[item.nodeid]
+        name = item.stash[TIER]
         if name not in self._lacks:
             self._lacks[name] = TIERS[name].lacks()
         reason = self._lacks[name]
@@ -156,12 +168,19 @@ class TierPlugin:
             pytest.fail(f"the {name} tier is required here but cannot run: {reason}", pytrace=False)
         pytest.skip(f"{name} tier: {reason}")
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        report.tier = item.stash[TIER]
+        return report
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        tally = self.tallies.setdefault(self._tier[report.nodeid], Tally())
+        # A report without a tier is xdist's own: the worker died in this test.
+        tally = self.tallies.setdefault(getattr(report, "tier", LOST), Tally())
         tally.seconds += report.duration
         if report.skipped:
             tally.outcomes["skipped"] += 1
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            reason = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else str(report.longrepr)
             tally.reasons[reason.removeprefix("Skipped: ")] += 1
         elif report.failed:
             tally.outcomes["failed"] += 1
@@ -172,7 +191,7 @@ class TierPlugin:
         if not self.tallies:
             return
         terminalreporter.section("tiers")
-        for name in TIERS:
+        for name in (*TIERS, *self.tallies.keys() - TIERS.keys()):
             tally = self.tallies.get(name)
             if tally is None:
                 terminalreporter.write_line(f"{name:<10} not selected")

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 START_SECONDS = 420.0
+UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _addresses = itertools.count(20 + os.getpid() % 100)
 
 
@@ -63,6 +64,9 @@ class Engine:
             "--served-model-name", "m", "--host", spec.host, "--port", "8000", "--enforce-eager", "--dtype", spec.dtype,
             "--tensor-parallel-size", str(spec.tp), "--no-enable-log-requests", *spec.args,
         ]  # fmt: skip
+        if spec.tp == 1:
+            # One process less to start. By its name "uni", the CPU platform would make "mp" of it.
+            command += ["--distributed-executor-backend", UNIPROC]
         if spec.role != "single":
             extra: dict[str, Any] = {"backends": ["UCX"]}
             if spec.connector == "PrebookConnector":

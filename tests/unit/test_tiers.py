@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tests import tiers
@@ -28,7 +30,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     def run_with(*args: str) -> pytest.RunResult:
         lacks = {"engine": lambda: "no accelerator of any kind"}
         known = {
-            name: tiers.Tier(name, tier.seconds, lacks.get(name, lambda: None)) for name, tier in tiers.TIERS.items()
+            name: dataclasses.replace(tier, lacks=lacks.get(name, lambda: None)) for name, tier in tiers.TIERS.items()
         }
         monkeypatch.setattr(tiers, "TIERS", known)
         monkeypatch.delenv("CI", raising=False)
@@ -61,6 +63,15 @@ def test_ci_requires_every_tier(run, monkeypatch: pytest.MonkeyPatch, pytester: 
     monkeypatch.setenv("CI", "true")
     result = pytester.runpytest_inprocess(*PLUGINS)
     result.assert_outcomes(passed=2, errors=1)
+
+
+def test_two_processes_report_as_one(run) -> None:
+    run()  # lays out the files
+    result = run("-n", "2", "--dist", "loadgroup")
+    assert sum(result.parseoutcomes().get(outcome, 0) for outcome in ("passed", "skipped")) == 3
+    # Which of the others can run is this machine's affair; that each is accounted for under its name is not.
+    result.stdout.fnmatch_lines(["unit * 1 passed*", "engine * 1 *", "node * 1 *"])
+    result.stdout.no_fnmatch_line("crashed*")
 
 
 def test_unknown_tier_is_refused(pytester: pytest.Pytester) -> None:

@@ -163,6 +163,7 @@ class Exchange:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
+            if self._channel.started:  # a client may hang up on the last event, before the leg has seen its end
                 services.totals.count_relayed()
         except LegFailed as failed:
             self._last = failed.failure
