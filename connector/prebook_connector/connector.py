@@ -108,6 +108,11 @@ class PrebookConnector(NixlBaseConnector):  # type: ignore[misc]
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Nothing: what is to load was handed over before the forward pass."""
 
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """A layer of this step has run (not called where a whole CUDA graph is replayed)."""
+        assert self._worker is not None
+        self._worker.layer_done(layer_name)
+
     def wait_for_save(self) -> None:
         worker, metadata = self._working()
         if metadata is not None:

@@ -1,6 +1,7 @@
 """The prefill side's ledger of one transfer: what is settled, posted and done. Pure.
 
-``done <= posted <= settled <= prompt`` (in blocks of the prompt). The ledger is replayable: a registration that comes
+``done <= posted <= settled <= prompt`` (in blocks of the prompt); only the last range may be opened before it has
+settled, because it is posted layer by layer (``open_rest``). The ledger is replayable: a registration that comes
 after several chunks have settled simply makes all of them postable at once. A preemption starts a new *epoch*: what
 was posted before is worthless, and nothing of the new epoch is posted until every WRITE of the old one has drained,
 so an old WRITE can never land on top of a new one.
@@ -99,6 +100,20 @@ class Ledger:
         if ready <= 0 or (not self.complete and ready < self.min_blocks):
             return None
         return Range(self.posted, self.settled)
+
+    def open_rest(self) -> Range | None:
+        """Takes the rest of the prompt as one range, to be posted layer by layer while its last chunk is computed.
+
+        The range counts as one open WRITE until all its layers have moved; None when none may be opened now.
+        """
+        if self.first_block is None or self.draining or len(self.in_flight) >= self.max_in_flight:
+            return None
+        if self.posted >= self.prompt_blocks:
+            return None
+        rest = Range(self.posted, self.prompt_blocks)
+        self.posted = rest.stop
+        self.in_flight.append(rest)
+        return rest
 
     def post(self, write: Range) -> None:
         """``write`` was handed to the transport."""

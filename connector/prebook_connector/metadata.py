@@ -32,13 +32,14 @@ class PrefillStep:
     """Prefill: what this step does for one request.
 
     ``settled_before`` tokens are final already (cached by an earlier request), ``settled_after`` once this step's
-    forward pass has run on the device.
+    forward pass has run on the device. ``last``: that is the whole prompt.
     """
 
     request_id: str
     new_blocks: list[int]
     settled_before: int
     settled_after: int
+    last: bool
 
 
 @dataclass(frozen=True)

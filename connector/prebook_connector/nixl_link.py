@@ -44,8 +44,10 @@ class NixlLink:
     def writers(self, tp_size: int) -> int:
         return self._data.producers_per_consumer(tp_size)
 
-    def post(self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes) -> Posted:
-        write = self._data.write(engine_id, local=local, remote=remote, payload=payload)
+    def post(
+        self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes, regions: tuple[int, int] | None = None
+    ) -> Posted:
+        write = self._data.write(engine_id, local=local, remote=remote, payload=payload, regions=regions)
         return Posted(tuple(write.handles), write.bytes, write.descriptors)
 
     def poll(self, handle: Any) -> HandleState:

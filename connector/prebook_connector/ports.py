@@ -73,8 +73,14 @@ class Link(Protocol):
         """How many prefill ranks write to each rank of a decode engine with ``tp_size``."""
         ...
 
-    def post(self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes) -> Posted:
-        """Posts a WRITE of local blocks into remote blocks with a notification on completion. Raises LinkError."""
+    def post(
+        self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes, regions: tuple[int, int] | None = None
+    ) -> Posted:
+        """Posts a WRITE of local blocks into remote blocks. Raises LinkError.
+
+        ``regions``: of every block only these pieces, from the first to before the second (layers, in order).
+        ``payload`` is the notification that decode gets on completion; none when it is empty.
+        """
         ...
 
     def poll(self, handle: object) -> HandleState:

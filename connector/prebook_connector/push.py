@@ -20,18 +20,30 @@ class PushSettings:
     progressive: bool
     min_bytes: int
     max_in_flight: int
+    regions: int = 0  # pieces of a block that settle one after the other, in order; 0: blocks are sent whole
     check_every: int = 1  # with a checksum function: one transfer in this many is checked
 
 
 @dataclass
+class Rest:
+    """The last range of a prompt, posted layer by layer: regions ``[0, posted)`` have been handed to the transport."""
+
+    range: Range
+    epoch: int
+    posted: int = 0
+    open: int = 0  # WRITEs of it that are under way
+
+
+@dataclass
 class OpenWrite:
-    """A WRITE under way."""
+    """A WRITE under way; ``rest`` when it is a part of that, else it moves its range whole."""
 
     range: Range
     epoch: int
     handles: list[object]
     bytes: int
     posted_at: float
+    rest: Rest | None = None
     failed: bool = False
 
 
@@ -50,6 +62,8 @@ class Push:
     final_groups: Groups | None = None
     registrations: dict[str, Register] = field(default_factory=dict)
     writes: list[OpenWrite] = field(default_factory=list)
+    settled_regions: int = 0  # of the last chunk, while it is computed
+    rest: Rest | None = None
     held: bool = False  # the scheduler waits for the release
     admitted_at: float = 0.0
     registered_at: float = 0.0

@@ -101,12 +101,21 @@ class PushSide:
         if not push.whole:
             push.ledger.settle(tokens)
 
+    def settle_layers(self, request_id: str, regions: int) -> None:
+        """The KV of the prompt's last chunk, which is being computed, is final in its first ``regions`` regions."""
+        push = self._by_request.get(request_id)
+        if push is not None and push.ledger is not None and not push.whole and not push.completed_at:
+            push.settled_regions = regions
+
     def preempt(self, request_id: str) -> None:
         """The request lost its blocks; it will be admitted again."""
         push = self._by_request.get(request_id)
         if push is None or push.ledger is None:
             return
         push.ledger.preempt()
+        if push.rest is not None:
+            self._writer.close_rest(push, push.rest, dropped=True)
+        push.rest, push.settled_regions = None, 0
         push.blocks.clear()
         push.completed_at = 0.0
         push.bytes_done = push.bytes_early = push.writes_done = 0
@@ -199,7 +208,7 @@ class PushSide:
                 push.ledger.min_blocks = push.ledger.prompt_blocks + 1
             return
         # Layouts whose blocks cannot be matched one to one are sent whole, at the end of prefill.
-        push.whole = True
+        push.whole, push.settled_regions = True, 0
         push.ledger = Ledger(prompt_tokens=1, block_size=1, epoch=push.ledger.epoch)
         push.ledger.register(0)
         if push.final_groups is not None:
@@ -358,6 +367,8 @@ class PushSide:
     def _fail(self, push: Push, reason: str, now: float) -> None:
         if not push.failure:
             push.failure = reason
+            if push.rest is not None:
+                self._writer.close_rest(push, push.rest, dropped=True)
             self._timeline.record("failed", push.transfer_id, reason=reason)
         if push.ledger is None or push.ledger.quiesced:
             self._tell_failure(push)

@@ -193,7 +193,9 @@ class PrebookScheduler(NixlPushConnectorScheduler):  # type: ignore[misc]
             if prefill.fresh:
                 prefill.fresh = False
                 before = self._hit_tokens(computed, blocks, scheduler_output)
-            meta.steps.append(PrefillStep(request_id, list(blocks[prefill.blocks_sent :]), before, computed + tokens))
+            after = computed + tokens
+            last = after >= prefill.request.num_prompt_tokens
+            meta.steps.append(PrefillStep(request_id, list(blocks[prefill.blocks_sent :]), before, after, last))
             prefill.blocks_sent = len(blocks)
         return meta
 

@@ -25,6 +25,9 @@ class ConnectorSettings(BaseModel):
         default=30.0, ge=1.0, le=3600.0, description="How long P may write without hearing from D."
     )
     progressive: bool = Field(default=True, description="Push blocks as chunks settle, not only at the end of prefill.")
+    by_layer: bool = Field(
+        default=True, description="Push the prompt's last chunk layer by layer while it is computed."
+    )
     min_bytes: int = Field(default=4 * 1024 * 1024, ge=0, description="Smallest WRITE before the prompt is complete.")
     max_in_flight: int = Field(default=2, ge=1, le=64, description="Open WRITEs per transfer.")
     verify: Literal["off", "sample", "all"] = Field(

@@ -61,7 +61,7 @@ COMMIT_STRIDE_SECONDS = 0.004
 """Decode's looks while prefill computes: the commit of a prompt of one chunk comes without any progress before it."""
 
 Settled = Sequence[tuple[str, int]]
-"""(request id, tokens whose KV is final)."""
+"""(request id, tokens whose KV is final; or, of a prompt's last chunk under way, regions)."""
 
 
 class Core:
@@ -76,7 +76,7 @@ class Core:
         self.book = book
         self.recorder = recorder
         self.draining = False
-        self._fences: deque[tuple[Fence | None, Settled]] = deque()
+        self._fences: deque[tuple[Fence | None, Settled, bool]] = deque()
         self._dying: dict[str, Peer] = {}
 
     @property
@@ -89,7 +89,20 @@ class Core:
 
     def settle(self, fence: Fence | None, settled: Settled) -> None:
         """``settled`` holds once ``fence`` has passed (None: it has). Fences pass in the order in which they came."""
-        self._fences.append((fence, settled))
+        self._fences.append((fence, settled, False))
+
+    def settle_layers(self, fence: Fence | None, settled: Settled) -> None:
+        """The same for the first regions of the chunks that the engine computes now, which are their prompts' last."""
+        self._fences.append((fence, settled, True))
+
+    def preempt(self, request_id: str) -> None:
+        """The request loses its blocks: what its earlier steps have yet to settle is worthless."""
+        self._fences = deque(
+            (fence, [item for item in settled if item[0] != request_id], by_layer)
+            for fence, settled, by_layer in self._fences
+        )
+        if self.push is not None:
+            self.push.preempt(request_id)
 
     def set_peers(self, specs: Sequence[PeerSpec], now: float) -> None:
         """The dispatcher's current list of peer engines."""
@@ -132,8 +145,12 @@ class Core:
             self._receive(agent, payload, now)
         if self.push is not None:
             while self._fences and (self._fences[0][0] is None or self._fences[0][0].query()):
-                for request_id, tokens in self._fences.popleft()[1]:
-                    self.push.settle(request_id, tokens, now)
+                _, settled, by_layer = self._fences.popleft()
+                for request_id, amount in settled:
+                    if by_layer:
+                        self.push.settle_layers(request_id, amount)
+                    else:
+                        self.push.settle(request_id, amount, now)
             self.push.step(now)
         if self.book is not None:
             self.book.step(now)

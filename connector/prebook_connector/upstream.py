@@ -133,6 +133,7 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
                 "PrebookConnector moves device memory; remove kv_buffer_device=cpu (it is for CPU engines)"
             )
         self._write_payload = b""
+        self._write_regions: tuple[int, int] | None = None
         self._write_bytes = self._write_descriptors = 0
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -213,8 +214,10 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
 
     # -- WRITEs --------------------------------------------------------------------------------------------------
 
-    def write(self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes) -> Write:
-        """Posts a WRITE of logical blocks ``local`` into ``remote``, with ``payload`` as the notification.
+    def write(
+        self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes, regions: tuple[int, int] | None
+    ) -> Write:
+        """Posts a WRITE of logical blocks ``local`` into ``remote``; see ``ports.Link.post``.
 
         Raises :class:`LinkError`; what was already posted is then released, or named in the error when it cannot be.
         """
@@ -230,6 +233,7 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
             ),
         )
         self._write_payload, self._write_bytes, self._write_descriptors = payload, 0, 0
+        self._write_regions = regions
         key = "write"
         try:
             self._xfer_blocks_for_req(key, meta)
@@ -275,6 +279,8 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
             raise LinkError(f"a registered block id is outside 0..{limit - 1}")
         local_ids = self._descriptor_ids(self.engine_id, local, ratio=ratio)
         remote_ids = self._descriptor_ids(dst_engine_id, remote, ratio=None, info=info)
+        if self._write_regions is not None:
+            local_ids, remote_ids = map(self._slice_of_regions, (local_ids, remote_ids))
         handle = self.nixl_wrapper.make_prepped_xfer(
             "WRITE",
             local_xfer_side_handle,
@@ -291,6 +297,15 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
         self._write_descriptors += len(local_ids)
         self._write_bytes += int(np.asarray(data)[local_ids, 1].sum()) // split
         return handle
+
+    def _slice_of_regions(self, ids: Any) -> Any:
+        """Of descriptor ids that are ordered by region, then by block, those of the regions of this WRITE."""
+        assert self._write_regions is not None
+        each, uneven = divmod(len(ids), self.num_regions)
+        if uneven:
+            raise LinkError(f"{len(ids)} descriptors cannot be told apart by {self.num_regions} regions")
+        first, last = self._write_regions
+        return ids[first * each : last * each]
 
     def _descriptor_ids(self, engine_id: str, blocks: list[list[int]], *, ratio: int | None, info: Any = None) -> Any:
         own = engine_id == self.engine_id
@@ -313,6 +328,25 @@ class DataPath(NixlPushConnectorWorker):  # type: ignore[misc]
     def block_bytes(self) -> int:
         """Bytes of one logical block on this rank, over all layers."""
         return int(sum(self.block_len_per_layer)) * int(self._physical_blocks_per_logical_kv_block)
+
+    def layer_regions(self) -> list[str]:
+        """The layer of each region, in order, when each layer has one region to itself; else nothing.
+
+        Only then is a part of a WRITE final when its layer has run. Layers that share memory, run more than once in a
+        step (microbatches, draft models) or lie on another pipeline stage are left to WRITEs of whole blocks.
+        """
+        parallel = self.vllm_config.parallel_config
+        names = [name for name in self.device_kv_caches if name in self._layer_specs]
+        plain = (
+            sorted(names) == sorted(self.region_names)
+            and not self._has_mamba
+            and not self._transfer_layer_group_ids
+            and not self._uses_region_group_mapping
+            and parallel.pipeline_parallel_size == 1
+            and not parallel.use_ubatching
+            and self.vllm_config.speculative_config is None
+        )
+        return list(self.region_names) if plain else []
 
     def read_blocks(self, blocks: Sequence[int]) -> Iterator[memoryview]:
         """The bytes of logical ``blocks``, region by region (for checksums; copies from the device)."""

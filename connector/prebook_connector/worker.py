@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from prebook_connector.book_side import BookSide
 from prebook_connector.control import ControlError, ControlServer
+from prebook_connector.layers import LayerWatch
 from prebook_connector.metadata import PrebookMetadata
 from prebook_connector.nixl_link import NixlLink, fetch_payloads
 from prebook_connector.peers import Peer, PeerTable
@@ -73,6 +74,7 @@ class PrebookWorker:
         self._results = Results()
         self._invalid: set[int] = set()
         self._idle_step = True
+        self._layers = LayerWatch([])
         role = "prefill" if self._is_prefill else "decode"
         self._timeline = Timeline(folder=settings.timeline_dir, engine_id=engine_id, role=role, rank=self._rank)
         self._thread: TransferThread | None = None
@@ -84,6 +86,8 @@ class PrebookWorker:
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Registers memory and starts the transfer thread."""
         self._data.register(kv_caches)
+        if self._is_prefill and self._settings.progressive and self._settings.by_layer:
+            self._layers = LayerWatch(self._data.layer_regions())
         link = NixlLink(self._data, notify_only=not self._is_prefill)
         peers = PeerTable(
             link=link,
@@ -130,6 +134,7 @@ class PrebookWorker:
                 progressive=settings.progressive,
                 min_bytes=settings.min_bytes,
                 max_in_flight=settings.max_in_flight,
+                regions=self._layers.regions,
                 check_every=SAMPLE_EVERY if settings.verify == "sample" else 1,
             ),
             recorder=self._recorder,
@@ -195,22 +200,23 @@ class PrebookWorker:
     def before_forward(self, meta: PrebookMetadata) -> None:
         """Called before this step may overwrite blocks: fences preempted requests, then hands over what is known."""
         self._idle_step = not meta.steps
+        self._layers.begin([step.request_id for step in meta.steps if step.last])
         if meta.is_empty():
             return
         thread, core = self._running()
         if core.push is not None:
-            self._hand_prefill(thread, core.push, meta)
+            self._hand_prefill(thread, core, core.push, meta)
         if core.book is not None:
             self._hand_decode(thread, core.book, meta)
         if meta.preempted and core.push is not None:
             self._fence(meta.preempted)
 
-    def _hand_prefill(self, thread: TransferThread, push: PushSide, meta: PrebookMetadata) -> None:
+    def _hand_prefill(self, thread: TransferThread, core: Core, push: PushSide, meta: PrebookMetadata) -> None:
         now = time.monotonic()
         for announcement in meta.announcements:
             thread.submit(push.announce, announcement.request_id, announcement.transfer_id, now)
         for request_id in meta.preempted:
-            thread.submit(push.preempt, request_id)
+            thread.submit(core.preempt, request_id)
         for admission in meta.admissions:
             thread.submit(
                 push.admit,
@@ -254,6 +260,15 @@ class PrebookWorker:
                 return
             time.sleep(0.0005)
         thread.ask(core.sever, request_ids, time.monotonic())
+
+    def layer_done(self, layer_name: str) -> None:
+        """A layer of this step has been launched (on CPU: has run)."""
+        regions = self._layers.done(layer_name)
+        if regions:
+            thread, core = self._running()
+            thread.submit(
+                core.settle_layers, _device_fence(), [(request_id, regions) for request_id in self._layers.watched]
+            )
 
     def after_forward(self, meta: PrebookMetadata) -> None:
         """Called when this step's forward pass has been launched (on CPU: has finished)."""

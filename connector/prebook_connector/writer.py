@@ -14,12 +14,14 @@ from prebook_connector.ledger import Ledger, Range
 from prebook_connector.peers import PeerTable
 from prebook_connector.ports import Groups, Link, LinkError, Recorder
 from prebook_connector.protocol import Progress, encode
-from prebook_connector.push import OpenWrite, Push, PushSettings
+from prebook_connector.push import OpenWrite, Push, PushSettings, Rest
 from prebook_connector.timeline import Timeline
 
 SEND_BUFFER_BYTES = 2 * 1024 * 1024
 """What a socket takes at once. UCX hands a WRITE over TCP to the kernel piece by piece, whenever it is polled."""
 FIRST_RATE = 1e9
+SLICE_BYTES = 512 * 1024
+"""What is worth a WRITE of its own while the last chunk is computed layer by layer (or ``min_bytes``, if less)."""
 
 
 class Writer:
@@ -65,12 +67,26 @@ class Writer:
                 continue
             push.writes.remove(write)
             assert push.ledger is not None
-            push.ledger.finish_write(write.range, epoch=write.epoch)
+            if write.rest is None:
+                push.ledger.finish_write(write.range, epoch=write.epoch)
+            else:
+                write.rest.open -= 1
+                self.close_rest(push, write.rest, dropped=write.failed or write.epoch != push.ledger.epoch)
             if write.failed:
                 failed = True
             elif write.epoch == push.ledger.epoch:
                 self._account(push, write, now)
         return failed
+
+    def close_rest(self, push: Push, rest: Rest, *, dropped: bool) -> None:
+        """Ends the range that is posted by layers once nothing of it is open, if all was posted or no more will be."""
+        assert push.ledger is not None
+        dropped = dropped or bool(push.failure)
+        if rest.open or not (dropped or rest.posted == self._settings.regions):
+            return
+        if push.rest is rest:
+            push.rest = None
+        push.ledger.finish_write(rest.range, epoch=rest.epoch)
 
     def _account(self, push: Push, write: OpenWrite, now: float) -> None:
         took = max(now - write.posted_at, 1e-6)
@@ -86,26 +102,58 @@ class Writer:
 
     def post(self, push: Push, ledger: Ledger, now: float) -> None:
         """Posts what is settled and registered, as far as the lease allows. Raises :class:`LinkError`."""
+        if push.settled_regions and push.rest is None and not ledger.complete and self._leased(push, now):
+            rest = ledger.open_rest()
+            push.rest = Rest(rest, ledger.epoch) if rest is not None else None
+        if push.rest is not None:
+            self._post_layers(push, ledger, push.rest, now)
+        while (write := ledger.next_write()) is not None:
+            if not self._leased(push, now):
+                return
+            opened = self._send(push, ledger, OpenWrite(write, ledger.epoch, [], 0, now), None)
+            ledger.post(write)
+            push.writes.append(opened)
+
+    def _leased(self, push: Push, now: float) -> bool:
+        """No lease, no WRITE; a heartbeat may bring it back."""
+        peer = self._peers.peers.get(push.engine_id or "")
+        return peer is not None and peer.clock.holds(now)
+
+    def _post_layers(self, push: Push, ledger: Ledger, rest: Rest, now: float) -> None:
+        """Posts the regions of the last chunk that have settled since the WRITE before, if they are worth one."""
+        total = self._settings.regions
+        settled = total if ledger.complete else push.settled_regions
+        size = len(rest.range) * self._settings.block_bytes * (settled - rest.posted) // total
+        if settled == rest.posted or (settled < total and size < min(SLICE_BYTES, self._settings.min_bytes)):
+            return
+        if rest.open >= self._settings.max_in_flight or not self._leased(push, now):
+            return
+        write = OpenWrite(rest.range, rest.epoch, [], 0, now, rest)
+        push.writes.append(self._send(push, ledger, write, (rest.posted, settled)))
+        rest.posted = settled
+        rest.open += 1
+
+    def _send(self, push: Push, ledger: Ledger, write: OpenWrite, regions: tuple[int, int] | None) -> OpenWrite:
+        """Hands a WRITE to the transport. Parts of blocks are no news to decode: their COMMIT tells of them."""
         engine_id = push.engine_id
         assert engine_id is not None
-        while (write := ledger.next_write()) is not None:
-            peer = self._peers.peers.get(engine_id)
-            if peer is None or not peer.clock.holds(now):
-                return  # no lease, no WRITE; a heartbeat may bring it back
-            local, remote = self._blocks(push, ledger, write)
-            payload = encode(Progress(push.transfer_id, ledger.epoch, write.start, write.stop))
-            if self._checksum is not None and not push.whole and self._checked(push):
-                push.checksums.append((write.start, write.stop, self._checksum(local[0])))
-            began = time.perf_counter()
-            posted = self._link.post(engine_id, local=local, remote=remote, payload=payload)
-            self._recorder.observe("post_seconds", time.perf_counter() - began)
-            self._recorder.count("descriptors", by=posted.descriptors)
-            ledger.post(write)
-            push.writes.append(OpenWrite(write, ledger.epoch, list(posted.handles), posted.bytes, now))
-            self._recorder.count("writes")
-            self._timeline.record(
-                "write_posted", push.transfer_id, start=write.start, stop=write.stop, bytes=posted.bytes
-            )
+        span = write.range
+        local, remote = self._blocks(push, ledger, span)
+        payload = encode(Progress(push.transfer_id, ledger.epoch, span.start, span.stop)) if regions is None else b""
+        final = regions is None or regions[1] == self._settings.regions
+        if final and self._checksum is not None and not push.whole and self._checked(push):
+            push.checksums.append((span.start, span.stop, self._checksum(local[0])))
+        began = time.perf_counter()
+        posted = self._link.post(engine_id, local=local, remote=remote, payload=payload, regions=regions)
+        self._recorder.observe("post_seconds", time.perf_counter() - began)
+        self._recorder.count("descriptors", by=posted.descriptors)
+        self._recorder.count("writes")
+        write.handles, write.bytes = list(posted.handles), posted.bytes
+        layers = {} if regions is None else {"layers": list(regions)}
+        self._timeline.record(
+            "write_posted", push.transfer_id, start=span.start, stop=span.stop, bytes=write.bytes, **layers
+        )
+        return write
 
     def _checked(self, push: Push) -> bool:
         return zlib.crc32(push.transfer_id.encode()) % self._settings.check_every == 0

@@ -83,6 +83,16 @@ def check(pair: Pair, ids: list[int]) -> dict[str, Any]:
     return account
 
 
+def prefill_events(timelines: Path, transfer_id: str) -> list[dict[str, Any]]:
+    """What prefill's timeline tells of a transfer, in order."""
+    return [
+        event
+        for path in timelines.glob("prefill-*.jsonl")
+        for event in map(json.loads, path.read_text().splitlines())
+        if event["transfer_id"] == transfer_id
+    ]
+
+
 def idle(pair: Pair) -> bool:
     return pair.prefill.kv_usage() == 0 == pair.decode.kv_usage()
 
@@ -154,16 +164,24 @@ def test_booked_and_writing_before_prefill_finishes(pair: Pair, timelines: Path)
     account = pair.account(transfer_id)
     assert account["lead_s"] > 0
     assert account["overlap"] > 0.5
-    events = [
-        event
-        for path in timelines.glob("prefill-*.jsonl")
-        for event in map(json.loads, path.read_text().splitlines())
-        if event["transfer_id"] == transfer_id
-    ]
+    events = prefill_events(timelines, transfer_id)
     at = {event["event"]: event["mono"] for event in reversed(events)}  # the first of each kind
     assert at["reg_received"] < at["prefill_finished"]
     assert at["write_done"] < at["prefill_finished"]
     assert at["prefill_finished"] <= at["commit_sent"]
+
+
+def test_the_last_chunk_leaves_while_it_is_computed(pair: Pair, timelines: Path) -> None:
+    ids = prompt(5050, 2 * CHUNK)
+    tokens, transfer_id = through(pair, ids)
+    assert tokens == alone(pair, ids)
+    assert pair.account(transfer_id)["verified"] is True
+    events = prefill_events(timelines, transfer_id)
+    finished = next(event["mono"] for event in events if event["event"] == "prefill_finished")
+    parts = [event for event in events if event["event"] == "write_posted" and "layers" in event["data"]]
+    assert parts[0]["mono"] < finished
+    edges = [event["data"]["layers"] for event in parts]
+    assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])], "each layer once, in order"
 
 
 def test_a_late_registration_gets_everything(pair: Pair) -> None:

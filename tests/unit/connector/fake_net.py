@@ -1,8 +1,8 @@
 """A network, two kinds of workers and a clock, all fake and deterministic, for tests of the protocol's core.
 
-KV memory is modelled as one integer per block. A WRITE reads its source when it is *posted or later* (a transport may
-read until completion) and lands at completion: so a source that is freed too early, or a destination that is reused too
-early, shows as a wrong value, exactly like real corruption would.
+KV memory is modelled as one integer per region (layer) of a block. A WRITE reads its source when it is
+*posted or later* (a transport may read until completion) and lands at completion: so a source that is freed too early,
+or a destination that is reused too early, shows as a wrong value, exactly like real corruption would.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from prebook_connector.transfer_thread import Core
 
 LEASE = 6.0
 BLOCK = 4  # tokens
+REGIONS = 3  # layers
+MIXED = -2
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Flight:
     local: list[int]
     remote: list[int]
     payload: bytes
+    regions: range
     lands_at: float
     state: HandleState = "open"
 
@@ -74,9 +77,12 @@ class Net:
                 flight.state = "failed"
                 continue
             for source, target in zip(flight.local, flight.remote, strict=True):
-                flight.target.write(target, flight.source.memory.get(source, -1))
+                flight.target.guard(target)
+                for region in flight.regions:
+                    flight.target.parts[target, region] = flight.source.parts.get((source, region), -1)
             flight.state = "done"
-            self.send(flight.source, flight.target.agent, flight.payload)
+            if flight.payload:
+                self.send(flight.source, flight.target.agent, flight.payload)
 
 
 class Node:
@@ -86,7 +92,7 @@ class Node:
         self.net = net
         self.engine_id = name
         self.agent = f"agent-{name}"
-        self.memory: dict[int, int] = {}
+        self.parts: dict[tuple[int, int], int] = {}
         self.alive = True
         self.stopped = False
         self.cut = False
@@ -110,6 +116,7 @@ class Node:
                     rank=0,
                     block_size=BLOCK,
                     block_bytes=1,
+                    regions=REGIONS,
                     lease_seconds=LEASE,
                     progressive=True,
                     min_bytes=0,
@@ -146,10 +153,17 @@ class Node:
         """How others name it."""
         return PeerSpec(self.engine_id, self.engine_id.split("#")[0], 1)
 
-    def write(self, block: int, value: int) -> None:
-        """A WRITE lands."""
-        self.guard(block)
-        self.memory[block] = value
+    @property
+    def memory(self) -> dict[int, int]:
+        """What each block holds: a value when all its regions have the same, else ``MIXED``."""
+        held: dict[int, set[int]] = {}
+        for (block, _), value in self.parts.items():
+            held.setdefault(block, set()).add(value)
+        return {block: values.pop() if len(values) == 1 else MIXED for block, values in held.items()}
+
+    def fill(self, block: int, value: int, regions: range = range(REGIONS)) -> None:
+        """The engine computes these regions of a block."""
+        self.parts.update(dict.fromkeys(((block, region) for region in regions), value))
 
     def _report(self, outcome: Outcome) -> None:
         self.on_outcome(outcome)  # looked up late: scenarios replace it
@@ -203,15 +217,17 @@ class FakeLink:
     def writers(self, tp_size: int) -> int:
         return 1
 
-    def post(self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes) -> Posted:
+    def post(
+        self, engine_id: str, *, local: Groups, remote: Groups, payload: bytes, regions: tuple[int, int] | None = None
+    ) -> Posted:
         if self.refuse_posts:
             raise LinkError("refused")
         net = self.node.net
         target = next(node for node in net.nodes.values() if node.agent == self.agents[engine_id])
-        assert isinstance(decode(payload), Progress)
-        flight = Flight(
-            self.node, target, list(local[0]), list(remote[0]), payload, net.now + net.write_seconds * len(local[0])
-        )
+        assert isinstance(decode(payload), Progress) if regions is None else not payload
+        moved = range(*(regions or (0, REGIONS)))
+        seconds = net.write_seconds * len(local[0]) * len(moved) / REGIONS
+        flight = Flight(self.node, target, list(local[0]), list(remote[0]), payload, moved, net.now + seconds)
         net.flights.append(flight)
         return Posted((flight,), len(local[0]))
 

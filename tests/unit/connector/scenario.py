@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from prebook_connector.book_side import BookingRequest, Outcome
 from prebook_connector.params import digest
-from tests.unit.connector.fake_net import BLOCK, Net, Node
+from tests.unit.connector.fake_net import BLOCK, REGIONS, Net, Node
 
 
 def blocks_of(tokens: int) -> int:
@@ -120,20 +120,32 @@ class World:
         assert transfer.prefill.push is not None
         transfer.prefill.push.announce(f"p-{transfer.name}", transfer.name, self.net.now)
 
-    def chunk(self, transfer: Transfer, tokens: int) -> None:
-        """One step of prefill; admits first."""
+    def chunk(self, transfer: Transfer, tokens: int, *, pause: float | None = None) -> None:
+        """One step of prefill; admits first. ``pause``: seconds that each layer takes, told when it is the last chunk.
+
+        Layers that have not run hold a wrong value, so that a part that leaves too early shows.
+        """
         push = transfer.prefill.push
         assert push is not None
         request_id = f"p-{transfer.name}"
         if not transfer.p_blocks:
             prompt = digest(range(transfer.tokens))
             push.admit(request_id, prompt_tokens=transfer.tokens, digest=prompt, now=self.net.now)
+        first = transfer.computed // BLOCK
         transfer.computed = min(transfer.tokens, transfer.computed + tokens)
         new = self._allocate(blocks_of(transfer.computed) - len(transfer.p_blocks))
         transfer.p_blocks += new
-        for index, block in enumerate(transfer.p_blocks):
-            transfer.prefill.memory[block] = transfer.value(index)
         push.grow(request_id, new)
+        for block in transfer.p_blocks[first:]:
+            transfer.prefill.fill(block, -9)
+        for region in range(REGIONS):
+            for index, block in enumerate(transfer.p_blocks[first:], start=first):
+                transfer.prefill.fill(block, transfer.value(index), range(region, region + 1))
+            if pause is not None and transfer.computed == transfer.tokens and region < REGIONS - 1:
+                transfer.prefill.core.settle_layers(None, [(request_id, region + 1)])
+                self.net.advance(pause)
+        if not transfer.prefill.alive:
+            return
         transfer.prefill.core.settle(None, [(request_id, transfer.computed)])
         if transfer.computed == transfer.tokens:
             transfer.finished = True
@@ -143,7 +155,7 @@ class World:
         """Prefill loses the request's blocks to others, which overwrite them once the fence is passed."""
         assert transfer.prefill.push is not None
         request_id = f"p-{transfer.name}"
-        transfer.prefill.push.preempt(request_id)
+        transfer.prefill.core.preempt(request_id)
         for _ in range(40):
             if transfer.prefill.core.drained([request_id]):
                 break
@@ -151,7 +163,7 @@ class World:
         else:
             transfer.prefill.core.sever([request_id], self.net.now)
         for block in transfer.p_blocks:
-            transfer.prefill.memory[block] = -7
+            transfer.prefill.fill(block, -7)
         transfer.p_blocks, transfer.computed = [], 0
 
     def abort_prefill(self, transfer: Transfer) -> None:

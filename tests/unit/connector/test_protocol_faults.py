@@ -13,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.connector.fake_net import LEASE
 from tests.unit.connector.scenario import Transfer, World
 
+PAUSES = st.sampled_from([None, 0.02, 0.1])
+
 
 class Faults(RuleBasedStateMachine):
     """Requests, chunks, preemptions, aborts, deaths, pauses and partitions."""
@@ -29,8 +31,8 @@ class Faults(RuleBasedStateMachine):
     def booked(self) -> list[Transfer]:
         return [t for t in self.world.transfers.values() if t.d_blocks and t.outcome is None]
 
-    @rule(tokens=st.integers(1, 40), hit=st.integers(0, 3), book=st.booleans(), chunk=st.integers(0, 24))
-    def request(self, tokens: int, hit: int, book: bool, chunk: int) -> None:
+    @rule(tokens=st.integers(1, 40), hit=st.integers(0, 3), book=st.booleans(), chunk=st.integers(0, 24), pause=PAUSES)
+    def request(self, tokens: int, hit: int, book: bool, chunk: int, pause: float | None) -> None:
         """Both legs start; mostly with a first chunk in the air at once, where faults matter."""
         self.count += 1
         transfer = self.world.new(f"t{self.count}", tokens, first_block=min(hit, -(-tokens // 4) - 1))
@@ -39,7 +41,7 @@ class Faults(RuleBasedStateMachine):
             self.world.book(transfer)
             self.world.net.advance(0.06)
         if chunk:
-            self.world.chunk(transfer, chunk)
+            self.world.chunk(transfer, chunk, pause=pause)
             self.world.net.advance(0.02)
 
     @rule(pick=st.integers(0, 9))
@@ -49,9 +51,9 @@ class Faults(RuleBasedStateMachine):
             self.world.book(waiting[pick % len(waiting)])
 
     @precondition(lambda self: self.open())
-    @rule(pick=st.integers(0, 9), tokens=st.integers(1, 24))
-    def compute(self, pick: int, tokens: int) -> None:
-        self.world.chunk(self.open()[pick % len(self.open())], tokens)
+    @rule(pick=st.integers(0, 9), tokens=st.integers(1, 24), pause=PAUSES)
+    def compute(self, pick: int, tokens: int, pause: float | None) -> None:
+        self.world.chunk(self.open()[pick % len(self.open())], tokens, pause=pause)
         self.world.net.advance(0.02)
 
     @precondition(lambda self: self.open())

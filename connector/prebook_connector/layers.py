@@ -1,0 +1,51 @@
+"""Which layers of the step under way have run, as far as the last chunks of prompts are concerned. Pure.
+
+A prompt's last chunk is the one whose transfer nothing hides. Its KV is final layer by layer, long before the step
+ends; so its WRITEs can begin while later layers compute, and only the last layers' are left when prefill is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SLICES = 8
+"""Parts that a last chunk is reported in, at most: each costs the engine's loop a wake-up of the transfer thread."""
+
+
+class LayerWatch:
+    """Counts the regions (a layer's KV memory each, in order) that are final in the step under way."""
+
+    def __init__(self, layers: Sequence[str]) -> None:
+        """``layers``: the layer of each region, in order; none: layers are not watched."""
+        self._position = {name: index for index, name in enumerate(layers)}
+        self._stride = -(-len(layers) // SLICES)
+        self._ran: set[int] = set()
+        self._final = self._reported = 0
+        self.watched: list[str] = []
+
+    @property
+    def regions(self) -> int:
+        """How many there are; 0 when layers are not watched."""
+        return len(self._position)
+
+    def begin(self, request_ids: list[str]) -> None:
+        """A step begins, which computes the last chunks of these requests' prompts."""
+        self.watched = request_ids if self._position else []
+        self._ran.clear()
+        self._final = self._reported = 0
+
+    def done(self, layer: str) -> int:
+        """A layer has run. Returns the number of regions that are final when that is worth telling, else 0.
+
+        The last region is left to the end of the step, which tells the same a moment later.
+        """
+        position = self._position.get(layer) if self.watched else None
+        if position is None:
+            return 0
+        self._ran.add(position)
+        while self._final in self._ran:
+            self._final += 1
+        if self._final - self._reported < self._stride or self._final == self.regions:
+            return 0
+        self._reported = self._final
+        return self._final

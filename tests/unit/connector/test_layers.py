@@ -1,0 +1,136 @@
+"""The last chunk, layer by layer: which layers are final, what leaves when, and faults between two layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prebook_connector.layers import LayerWatch
+from prebook_connector.ports import Posted
+from tests.unit.connector.fake_net import LEASE, REGIONS
+from tests.unit.connector.scenario import Transfer, World
+from tests.unit.connector.test_protocol_flow import FakeEvent, complete, quiet, run_prefill
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.net.advance(1.0)
+    return world
+
+
+def told(watch: LayerWatch, layers: list[str]) -> list[int]:
+    watch.begin(["r"])
+    return [watch.done(layer) for layer in layers]
+
+
+def test_layers_are_told_in_at_most_eight_parts_and_never_the_last() -> None:
+    names = [f"l{index}" for index in range(64)]
+    parts = [count for count in told(LayerWatch(names), names) if count]
+    assert parts == [8, 16, 24, 32, 40, 48, 56]
+    assert told(LayerWatch(names[:3]), names[:3]) == [1, 2, 0]
+
+
+def test_only_regions_without_a_gap_before_them_are_final() -> None:
+    assert told(LayerWatch(["a", "b", "c", "d"]), ["b", "a", "d", "c"]) == [0, 2, 0, 0]
+
+
+def test_layers_of_other_steps_and_without_a_region_say_nothing() -> None:
+    watch = LayerWatch(["a", "b"])
+    watch.begin([])
+    assert watch.done("a") == 0
+    watch.begin(["r"])
+    assert watch.done("shares the memory of another layer") == 0
+    assert watch.done("a") == 1
+    assert LayerWatch([]).regions == 0
+    assert told(LayerWatch([]), ["a"]) == [0]
+
+
+def by_layer(world: World, tokens: int = 32) -> Transfer:
+    """A booked request whose last chunk, of three quarters of the prompt, is computed next."""
+    transfer = world.new("t", tokens)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, tokens // 4)
+    world.net.advance(0.5)
+    return transfer
+
+
+def test_the_last_chunk_leaves_layer_by_layer(world: World) -> None:
+    transfer = by_layer(world)
+    posted = []
+    original = world.prefill.link.post
+
+    def post(*args: Any, **kwargs: Any) -> Posted:
+        posted.append((kwargs["regions"], transfer.finished))
+        return original(*args, **kwargs)
+
+    world.prefill.link.post = post  # type: ignore[method-assign]
+    world.chunk(transfer, 24, pause=0.2)
+    world.net.advance(1.0)
+    assert posted == [((0, 1), False), ((1, 2), False), ((2, REGIONS), True)]
+    assert complete(transfer)
+    assert quiet(world)
+
+
+def test_layers_that_settle_faster_than_the_link_share_a_write(world: World) -> None:
+    transfer = by_layer(world)
+    world.net.write_seconds = 1.0
+    world.chunk(transfer, 24, pause=0.02)
+    world.net.advance(10.0)
+    assert complete(transfer)
+    assert world.prefill.recorder.totals()["writes"] == 1 + 3
+
+
+@pytest.mark.parametrize("fault", ["cancelled", "decode_dies", "prefill_dies", "refused"])
+def test_a_fault_between_two_layers(world: World, fault: str) -> None:
+    """What was posted drains, the rest never leaves, and prefill's blocks are released."""
+    transfer = by_layer(world)
+    world.net.write_seconds = 0.2
+    core, told = world.prefill.core, world.prefill.core.settle_layers
+
+    def settle_layers(*args: Any) -> None:
+        told(*args)
+        world.net.advance(0.04)
+        if fault == "cancelled":
+            world.abort_decode(transfer)
+        elif fault == "decode_dies":
+            world.decode.alive = False
+        elif fault == "prefill_dies":
+            world.prefill.alive = False
+        else:
+            world.prefill.link.refuse_posts = True
+        core.settle_layers = told  # type: ignore[method-assign]
+
+    core.settle_layers = settle_layers  # type: ignore[method-assign]
+    world.chunk(transfer, 24, pause=0.04)
+    if fault == "prefill_dies":
+        world.kill_prefill()
+    world.net.advance(LEASE * 4, step=0.1)
+    if fault != "decode_dies":
+        assert transfer.outcome is not None
+        assert world.decode.book is not None
+        assert world.decode.book.booked == 0
+    if fault != "prefill_dies":
+        assert world.prefill.released == ["p-t"]
+        assert world.prefill.push is not None
+        assert world.prefill.push.open == 0
+
+
+def test_a_preempted_steps_event_settles_nothing(world: World) -> None:
+    """With asynchronous scheduling a request can lose its blocks while its step still runs on the device."""
+    transfer = world.new("t", 32)
+    world.book(transfer)
+    world.queue(transfer)
+    core, settle, event = world.prefill.core, world.prefill.core.settle, FakeEvent()
+    core.settle = lambda _, settled: settle(event, settled)  # type: ignore[method-assign]
+    world.chunk(transfer, 16)
+    world.preempt(transfer)
+    core.settle = settle  # type: ignore[method-assign]
+    event.passed = True
+    world.net.advance(0.5)
+    assert not world.decode.memory
+    run_prefill(world, transfer)
+    world.net.advance(2.0)
+    assert complete(transfer)
