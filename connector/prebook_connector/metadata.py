@@ -71,7 +71,8 @@ class PrebookMetadata(KVConnectorMetadata):  # type: ignore[misc]
     bookings: list[BookingRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     abandoned: list[Abandon] = field(default_factory=list)
+    computes: bool = False  # whether this step runs the model, for whatever request
 
     def is_empty(self) -> bool:
         """Whether the worker has nothing to do."""
-        return not any(vars(self).values())
+        return not any(part for name, part in vars(self).items() if name != "computes")

@@ -9,6 +9,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from prebook_connector.book_side import Outcome
 
+IDLE_STEP_WAIT_SECONDS = 0.004
+
 
 class Results:
     """Outcomes on their way from the transfer thread to the engine, each known id at most once.
@@ -23,6 +25,11 @@ class Results:
         self._recving: set[str] = set()
         self._sent: set[str] = set()
         self._outcomes: deque[Outcome] = deque()
+        self._computes = False
+
+    def begin_step(self, *, computes: bool) -> None:
+        """A step begins; one that computes must not be held up."""
+        self._computes = computes
 
     def expect_sending(self, request_id: str) -> None:
         """The scheduler keeps this request's blocks until it is reported."""
@@ -50,11 +57,15 @@ class Results:
                 self._outcomes.append(outcome)
                 self._condition.notify()
 
-    def take(self, wait_seconds: float) -> tuple[KVConnectorTransferResults, set[int]]:
-        """Results and invalid block ids since the last call; waits a moment for some when something is open."""
+    def take(self) -> tuple[KVConnectorTransferResults, set[int]]:
+        """Results and invalid block ids since the last call.
+
+        Waits a moment for some when something is open and the step computes nothing: the engine would otherwise look
+        again every millisecond, and see a result up to a millisecond late.
+        """
         with self._condition:
-            if wait_seconds and not self._sent and not self._outcomes and (self._sending or self._recving):
-                self._condition.wait(wait_seconds)
+            if not self._computes and not self._sent and not self._outcomes and (self._sending or self._recving):
+                self._condition.wait(IDLE_STEP_WAIT_SECONDS)
             results = KVConnectorTransferResults()
             invalid: set[int] = set()
             results.finished_sending, self._sent = self._sent, set()

@@ -179,6 +179,7 @@ class PrebookScheduler(NixlPushConnectorScheduler):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> PrebookMetadata:
         """Everything that happened since the last step, and what this step settles."""
         meta, self._meta = self._meta, PrebookMetadata()
+        meta.computes = scheduler_output.total_num_scheduled_tokens > 0
         meta.preempted = [rid for rid in scheduler_output.preempted_req_ids or () if rid in self._prefills]
         state = scheduler_output.kv_connector_block_state
         if not self._prefills or state is None:

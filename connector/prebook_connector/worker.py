@@ -1,8 +1,7 @@
 """The worker side of the connector: hands each step to the transfer thread and brings its results back.
 
 Runs on the engine's main thread and never waits for the network, with two bounded exceptions: the preemption fence
-(before blocks are overwritten) and, in a step that computes nothing, a few milliseconds' wait for results: the engine
-would otherwise look again every millisecond, and see a result up to a millisecond late.
+(before blocks are overwritten) and, in a step that computes nothing, a few milliseconds' wait for results.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDLE_STEP_WAIT_SECONDS = 0.004
 FENCE_SECONDS = 2.0
 FETCH_THREADS = 8
 SAMPLE_EVERY = 16
@@ -73,7 +71,6 @@ class PrebookWorker:
         self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="prebook-fetch")
         self._results = Results()
         self._invalid: set[int] = set()
-        self._idle_step = True
         self._layers = LayerWatch([])
         role = "prefill" if self._is_prefill else "decode"
         self._timeline = Timeline(folder=settings.timeline_dir, engine_id=engine_id, role=role, rank=self._rank)
@@ -199,7 +196,7 @@ class PrebookWorker:
 
     def before_forward(self, meta: PrebookMetadata) -> None:
         """Called before this step may overwrite blocks: fences preempted requests, then hands over what is known."""
-        self._idle_step = not meta.steps
+        self._results.begin_step(computes=meta.computes)
         self._layers.begin([step.request_id for step in meta.steps if step.last])
         if meta.is_empty():
             return
@@ -279,7 +276,7 @@ class PrebookWorker:
 
     def take_results(self) -> KVConnectorTransferResults:
         """What ended since the last step."""
-        results, invalid = self._results.take(IDLE_STEP_WAIT_SECONDS if self._idle_step else 0.0)
+        results, invalid = self._results.take()
         self._invalid |= invalid
         return results
 

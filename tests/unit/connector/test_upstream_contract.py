@@ -126,7 +126,7 @@ def test_the_scheduler_does_with_failures_what_we_rely_on() -> None:
 def test_the_step_carries_what_the_settling_is_computed_from() -> None:
     fields = output.SchedulerOutput.__dataclass_fields__
     assert {"num_scheduled_tokens", "scheduled_new_reqs", "scheduled_cached_reqs", "preempted_req_ids"} <= set(fields)
-    assert "kv_connector_block_state" in fields
+    assert {"kv_connector_block_state", "total_num_scheduled_tokens"} <= set(fields)
     assert {"req_ids", "num_computed_tokens"} <= set(output.CachedRequestData.__dataclass_fields__)
 
 
@@ -135,6 +135,23 @@ def test_the_worker_asks_for_preemptions_before_it_touches_blocks() -> None:
 
     source = inspect.getsource(gpu_model_runner.GPUModelRunner.execute_model)
     assert source.index("handle_preemptions") < source.index("_update_states(scheduler_output)")
+
+
+def test_a_layer_is_told_after_its_kv_was_written_and_regions_are_ordered_by_layer() -> None:
+    """What the last chunk's WRITEs by layer stand on (``DataPath.layer_regions``, ``LayerWatch``)."""
+    from vllm.model_executor.layers.attention import kv_transfer_utils
+
+    assert parameters(base.KVConnectorBase_V1.save_kv_layer) == [
+        "self", "layer_name", "kv_layer", "attn_metadata", "kwargs"
+    ]  # fmt: skip
+    wrapper = inspect.getsource(kv_transfer_utils.maybe_transfer_kv_layer)
+    assert wrapper.index("result = func(*args, **kwargs)") < wrapper.index("connector.save_kv_layer(")
+    register = inspect.getsource(base_worker.NixlBaseConnectorWorker.register_kv_caches)
+    assert "key=_region_sort_key" in register
+    assert "self.region_names.append(layer_name)" in register
+    constructor = inspect.getsource(base_worker.NixlBaseConnectorWorker.__init__)
+    for name in ("_has_mamba", "_transfer_layer_group_ids", "_layer_specs", "_uses_region_group_mapping"):
+        assert f"self.{name}" in constructor, name
 
 
 def test_an_unknown_version_stops_with_both_versions_named() -> None:
