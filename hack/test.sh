@@ -19,4 +19,4 @@ if [ "${CI:-}" = true ]; then
     export PREBOOK_REQUIRE_KUBE=1
 fi
 
-exec .venv/bin/pytest -n 2 --dist loadgroup --durations=15 --durations-min=5 "$@"
+exec .venv/bin/pytest -n 2 --durations=15 --durations-min=5 "$@"

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,11 +128,22 @@ def tier_of(item: pytest.Item) -> str:
     if marker is not None:
         name = str(marker.args[0])
     else:
-        parts = item.path.relative_to(TESTS).parts if item.path.is_relative_to(TESTS) else ()
-        name = parts[0] if len(parts) > 1 else ""
+        name = _folder(item.path)
     if name not in TIERS:
         raise pytest.UsageError(f"{item.nodeid}: tier {name!r} is not one of {', '.join(TIERS)}")
     return name
+
+
+def _folder(path: Path) -> str:
+    """The folder under tests/ that a file is in, empty for any other place."""
+    parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
+    return parts[0] if len(parts) > 1 else ""
+
+
+def lane_of(nodeid: str, *, root: Path) -> str:
+    """The lane of a test; one outside the tiers' folders is a lane of its own."""
+    folder = _folder(root / nodeid.partition("::")[0])
+    return TIERS[folder].lane if folder in TIERS else nodeid
 
 
 class TierPlugin:
@@ -146,15 +158,27 @@ class TierPlugin:
         self._lacks: dict[str, str | None] = {}
         self.tallies: dict[str, Tally] = {}
 
-    @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             tier = TIERS[tier_of(item)]
             item.stash[TIER] = tier.name
-            item.add_marker(pytest.mark.xdist_group(tier.lane))
+            folder = _folder(item.path)
+            if folder in TIERS and TIERS[folder].lane != tier.lane:
+                raise pytest.UsageError(f"{item.nodeid}: tier {tier.name} runs beside tests/{folder}, not in its lane")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(tier.seconds))
         items.sort(key=lambda item: ORDER[item.stash[TIER]])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Has each lane run in one process. All that is known here of a test is its id."""
+        from xdist.scheduler import LoadScopeScheduling
+
+        class Lanes(LoadScopeScheduling):
+            def _split_scope(self, nodeid: str) -> str:
+                return lane_of(nodeid, root=config.rootpath)
+
+        return Lanes(config, log)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

@@ -5,14 +5,15 @@ cannot be set from Python) would burn a core even when nothing moves. The engine
 calls (:meth:`TransferThread.submit`) and picks results up; it never waits for the network.
 
 Polling (see :class:`Pace`): every ``active_poll_seconds`` while a request waits for what comes next; at most every
-``waiting_poll_seconds`` while transfers are open that prefill still computes for, because each look takes time from the
-engine's own thread and hurries nothing as long as the link has something to send; when idle, ever more rarely up to
-``idle_poll_seconds``. A submitted call wakes the thread at once.
+``waiting_poll_seconds`` while WRITEs are open that prefill still computes behind, because each look takes time from the
+engine's own thread and hurries nothing as long as the link has something to send; when nothing moves, ever more rarely
+up to ``idle_poll_seconds``. A submitted call wakes the thread at once.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import threading
 import time
 from collections import deque
@@ -81,11 +82,12 @@ class Core:
 
     @property
     def pace(self) -> Pace:
-        """What is open, and whether somebody waits for it."""
+        """Whether something moves, and whether somebody waits for it."""
         sides = [side for side in (self.push, self.book) if side is not None]
         if self._fences or self._dying or any(side.urgent for side in sides):
             return Pace.URGENT
-        return Pace.WAITING if any(side.busy for side in sides) else Pace.IDLE
+        moving = any(side.busy for side in sides) and not math.isinf(self.stride)
+        return Pace.WAITING if moving else Pace.IDLE
 
     def settle(self, fence: Fence | None, settled: Settled) -> None:
         """``settled`` holds once ``fence`` has passed (None: it has). Fences pass in the order in which they came."""

@@ -67,11 +67,18 @@ def test_ci_requires_every_tier(run, monkeypatch: pytest.MonkeyPatch, pytester: 
 
 def test_two_processes_report_as_one(run) -> None:
     run()  # lays out the files
-    result = run("-n", "2", "--dist", "loadgroup")
+    result = run("-n", "2")
     assert sum(result.parseoutcomes().get(outcome, 0) for outcome in ("passed", "skipped")) == 3
     # Which of the others can run is this machine's affair; that each is accounted for under its name is not.
     result.stdout.fnmatch_lines(["unit * 1 passed*", "engine * 1 *", "node * 1 *"])
     result.stdout.no_fnmatch_line("crashed*")
+
+
+def test_tiers_that_compute_share_a_lane_and_those_that_wait_another(request: pytest.FixtureRequest) -> None:
+    root = request.config.rootpath
+    lanes = {name: tiers.lane_of(f"tests/{name}/test_x.py::test_y[a::b]", root=root) for name in tiers.TIERS}
+    assert {name for name, lane in lanes.items() if lane == lanes["unit"]} == {"unit", "chart", "apiserver"}
+    assert len(set(lanes.values())) == 2
 
 
 def test_unknown_tier_is_refused(pytester: pytest.Pytester) -> None:

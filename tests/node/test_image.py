@@ -14,8 +14,6 @@ import yaml
 
 from tests.chart.helm import CHART, ROOT
 
-pytestmark = pytest.mark.tier("node")
-
 TAG = "localhost/prebook:dev"
 STORE = ROOT / "build" / "image"
 
