@@ -125,10 +125,7 @@ LOST = "crashed"
 def tier_of(item: pytest.Item) -> str:
     """The tier of a test: its `tier` marker, else its folder under tests/. An unknown one is an error."""
     marker = item.get_closest_marker("tier")
-    if marker is not None:
-        name = str(marker.args[0])
-    else:
-        name = _folder(item.path)
+    name = str(marker.args[0]) if marker is not None else _folder(item.path)
     if name not in TIERS:
         raise pytest.UsageError(f"{item.nodeid}: tier {name!r} is not one of {', '.join(TIERS)}")
     return name

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -280,13 +279,12 @@ async def run_pairs(options: AbOptions, *, setting: Setting) -> dict[str, Any]:
         raise ValueError("`vllm bench serve` needs a server to ask: use --front dispatch or router")
     about = setting.about()
     measured = Measured()
-    with tempfile.TemporaryDirectory(prefix="prebook-bench-") as folder:
-        for batch in setting.batches:
-            async with fleet.running_pairs(
-                batch, rig=setting.rig, options=setting.pair, folder=Path(folder), progress=setting.progress
-            ) as pairs:
-                targets = [pair_target(one, among=pairs, options=options, setting=setting) for one in pairs]
-                await measure(targets, options=options, into=measured, progress=setting.progress)
+    for batch in setting.batches:
+        async with fleet.running_pairs(
+            batch, rig=setting.rig, options=setting.pair, progress=setting.progress
+        ) as pairs:
+            targets = [pair_target(one, among=pairs, options=options, setting=setting) for one in pairs]
+            await measure(targets, options=options, into=measured, progress=setting.progress)
     return report(measured, options=options, about=about)
 
 

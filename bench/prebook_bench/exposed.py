@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -63,12 +61,11 @@ async def measure(options: ExposedOptions, *, setting: Setting) -> dict[str, Any
     """Runs the measurement and returns the report (JSON values). Raises EngineError when an engine does not start."""
     about = setting.about()
     run = Run()
-    with tempfile.TemporaryDirectory(prefix="prebook-bench-") as folder:
-        for batch in setting.batches:
-            async with fleet.running_pairs(
-                batch, rig=setting.rig, options=setting.pair, folder=Path(folder), progress=setting.progress
-            ) as pairs:
-                await measure_pairs(pairs, among=pairs, options=options, setting=setting, run=run)
+    for batch in setting.batches:
+        async with fleet.running_pairs(
+            batch, rig=setting.rig, options=setting.pair, progress=setting.progress
+        ) as pairs:
+            await measure_pairs(pairs, among=pairs, options=options, setting=setting, run=run)
     return report(run, options=options, setting=setting, about=about)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -42,11 +43,12 @@ def batches(modes: Sequence[Mode], *, available_bytes: int, kv_cache_bytes: int)
 
 @contextlib.asynccontextmanager
 async def running_pairs(
-    modes: Sequence[Mode], *, rig: Rig, options: PairOptions, folder: Path, progress: Progress
+    modes: Sequence[Mode], *, rig: Rig, options: PairOptions, progress: Progress
 ) -> AsyncIterator[list[Pair]]:
     """Pairs of all modes, started at the same time, frozen once they are healthy when there are several."""
-    progress(f"starting {sum(mode.engines for mode in modes)} engines ({', '.join(modes)}); logs in {folder}")
     async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prebook-bench-")))
+        progress(f"starting {sum(mode.engines for mode in modes)} engines ({', '.join(modes)}); logs in {folder}")
         try:
             async with asyncio.TaskGroup() as group:  # one failure stops the engines of all
                 starts = [

@@ -14,10 +14,8 @@ import asyncio
 import dataclasses
 import enum
 import itertools
-import tempfile
 import time
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -69,34 +67,31 @@ async def measure(options: OverheadOptions, *, setting: Setting) -> dict[str, An
     about = setting.about()
     steps: list[Step] = []
     errors: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="prebook-bench-") as folder:
-        async with (
-            fleet.running_pairs(
-                setting.modes, rig=setting.rig, options=setting.pair, folder=Path(folder), progress=setting.progress
-            ) as pairs,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
-        ):
-            by_mode = {pair.mode: pair for pair in pairs}
-            arms = [
-                (by_mode[Mode.NONE], Arm.NONE), (by_mode[Mode.PREBOOK], Arm.LOADED),
-                (by_mode[Mode.PREBOOK], Arm.TRANSFERRING),
-            ]  # fmt: skip
-            for repeat in range(-1, options.repeats):  # the first round warms up
-                for pair, arm in rotated(arms, by=repeat):
-                    async with fleet.awake(pair, among=pairs):
-                        for role in Role:
-                            run = _Run(pair=pair, arm=arm, session=session, options=options, setting=setting,
-                                       name=f"{setting.seed}-{role}-{repeat}")  # fmt: skip
-                            try:
-                                async with asyncio.timeout(setting.timeout_s):
-                                    seconds = await (run.prefill() if role is Role.PREFILL else run.decode())
-                            except FAILURES as error:
-                                errors.append({"target": arm, "role": role, "repeat": repeat, "error": words(error)})
-                                pair.check_alive()
-                                continue
-                            if repeat >= 0:
-                                steps.append(Step(role=role, arm=arm, repeat=repeat, seconds=seconds))
-                                setting.progress(f"{role}, {arm}, repeat {repeat + 1}: {seconds * 1e3:.2f} ms a step")
+    async with (
+        fleet.running_pairs(setting.modes, rig=setting.rig, options=setting.pair, progress=setting.progress) as pairs,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
+    ):
+        by_mode = {pair.mode: pair for pair in pairs}
+        arms = [
+            (by_mode[Mode.NONE], Arm.NONE), (by_mode[Mode.PREBOOK], Arm.LOADED),
+            (by_mode[Mode.PREBOOK], Arm.TRANSFERRING),
+        ]  # fmt: skip
+        for repeat in range(-1, options.repeats):  # the first round warms up
+            for pair, arm in rotated(arms, by=repeat):
+                async with fleet.awake(pair, among=pairs):
+                    for role in Role:
+                        run = _Run(pair=pair, arm=arm, session=session, options=options, setting=setting,
+                                   name=f"{setting.seed}-{role}-{repeat}")  # fmt: skip
+                        try:
+                            async with asyncio.timeout(setting.timeout_s):
+                                seconds = await (run.prefill() if role is Role.PREFILL else run.decode())
+                        except FAILURES as error:
+                            errors.append({"target": arm, "role": role, "repeat": repeat, "error": words(error)})
+                            pair.check_alive()
+                            continue
+                        if repeat >= 0:
+                            steps.append(Step(role=role, arm=arm, repeat=repeat, seconds=seconds))
+                            setting.progress(f"{role}, {arm}, repeat {repeat + 1}: {seconds * 1e3:.2f} ms a step")
     return {
         "measurement": "overhead",
         **about,

@@ -6,9 +6,7 @@ Enough to see the shape of things on this machine; too few requests for a tail. 
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from prebook_bench import ab, exposed, fleet
@@ -20,15 +18,14 @@ async def measure(options: exposed.ExposedOptions, *, load: ab.AbOptions, settin
     about = setting.about()
     started = time.monotonic()
     run, measured = exposed.Run(), ab.Measured()
-    with tempfile.TemporaryDirectory(prefix="prebook-bench-") as folder:
-        for batch in setting.batches:
-            async with fleet.running_pairs(
-                batch, rig=setting.rig, options=setting.pair, folder=Path(folder), progress=setting.progress
-            ) as pairs:
-                moving = [pair for pair in pairs if pair.mode.transfers]
-                await exposed.measure_pairs(moving, among=pairs, options=options, setting=setting, run=run)
-                targets = [ab.pair_target(one, among=pairs, options=load, setting=setting) for one in pairs]
-                await ab.measure(targets, options=load, into=measured, progress=setting.progress)
+    for batch in setting.batches:
+        async with fleet.running_pairs(
+            batch, rig=setting.rig, options=setting.pair, progress=setting.progress
+        ) as pairs:
+            moving = [pair for pair in pairs if pair.mode.transfers]
+            await exposed.measure_pairs(moving, among=pairs, options=options, setting=setting, run=run)
+            targets = [ab.pair_target(one, among=pairs, options=load, setting=setting) for one in pairs]
+            await ab.measure(targets, options=load, into=measured, progress=setting.progress)
     return {
         "measurement": "quick",
         **about,

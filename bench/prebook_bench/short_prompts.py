@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -54,30 +52,27 @@ async def measure(options: ShortOptions, *, setting: Setting) -> dict[str, Any]:
     about = setting.about()
     taken: list[Short] = []
     errors: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="prebook-bench-") as folder:
-        async with (
-            fleet.running_pairs(
-                setting.modes, rig=setting.rig, options=setting.pair, folder=Path(folder), progress=setting.progress
-            ) as pairs,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
-        ):
-            for pair in pairs:
+    async with (
+        fleet.running_pairs(setting.modes, rig=setting.rig, options=setting.pair, progress=setting.progress) as pairs,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+    ):
+        for pair in pairs:
+            async with fleet.awake(pair, among=pairs):
+                errors += await warm_up(
+                    str(pair.mode),
+                    functools.partial(_warm, pair=pair, session=session, setting=setting),
+                    check=pair.check_alive,
+                    timeout_s=setting.timeout_s,
+                    progress=setting.progress,
+                )
+        for block in range(options.blocks):
+            for pair in rotated(pairs, by=block):
                 async with fleet.awake(pair, among=pairs):
-                    errors += await warm_up(
-                        str(pair.mode),
-                        functools.partial(_warm, pair=pair, session=session, setting=setting),
-                        check=pair.check_alive,
-                        timeout_s=setting.timeout_s,
-                        progress=setting.progress,
-                    )
-            for block in range(options.blocks):
-                for pair in rotated(pairs, by=block):
-                    async with fleet.awake(pair, among=pairs):
-                        found, failed = await _block(pair, block=block, session=session, options=options,
-                                                     setting=setting)  # fmt: skip
-                    taken += found
-                    errors += failed
-                    setting.progress(f"{pair.mode}, block {block + 1}/{options.blocks}: {len(found)} answered")
+                    found, failed = await _block(pair, block=block, session=session, options=options,
+                                                 setting=setting)  # fmt: skip
+                taken += found
+                errors += failed
+                setting.progress(f"{pair.mode}, block {block + 1}/{options.blocks}: {len(found)} answered")
     return {
         "measurement": "short-prompts",
         **about,
