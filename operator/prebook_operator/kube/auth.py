@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import ssl
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import config as aio_config
@@ -84,6 +86,19 @@ async def _fill(configuration: Configuration, kubeconfig: Path | None) -> None:
     except aio_config.ConfigException as error:
         tried = str(kubeconfig) if kubeconfig else "the pod's service account and the default kubeconfig"
         raise NoCluster(f"no cluster to talk to: tried {tried}: {error}") from error
+    # Left to the environment, aiohttp would read ~/.netrc and look up proxies anew for every single request, on a
+    # thread of its own, and send a password that it finds there.
+    configuration.client_session_kwargs = {"trust_env": False}
+    if not configuration.proxy:
+        configuration.proxy = proxy_of(str(configuration.host))
+
+
+def proxy_of(server: str) -> str | None:
+    """The proxy that the environment (HTTPS_PROXY, NO_PROXY and their like) names for the API server."""
+    url = urlsplit(server)
+    if url.hostname is None or proxy_bypass(url.hostname):
+        return None
+    return getproxies().get(url.scheme)
 
 
 def authenticated_session(
@@ -101,6 +116,7 @@ def authenticated_session(
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=credentials.ssl_context()),
         middlewares=(observe, authorize),
+        proxy=credentials.configuration.proxy,
         headers={"User-Agent": user_agent},
         read_bufsize=2**18,
     )
