@@ -110,8 +110,7 @@ class PrebookConnector(NixlBaseConnector):  # type: ignore[misc]
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """A layer of this step has run (not called where a whole CUDA graph is replayed)."""
-        assert self._worker is not None
-        self._worker.layer_done(layer_name)
+        self._working()[0].layer_done(layer_name)
 
     def wait_for_save(self) -> None:
         worker, metadata = self._working()

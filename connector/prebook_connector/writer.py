@@ -102,9 +102,11 @@ class Writer:
 
     def post(self, push: Push, ledger: Ledger, now: float) -> None:
         """Posts what is settled and registered, as far as the lease allows. Raises :class:`LinkError`."""
-        if push.settled_regions and push.rest is None and not ledger.complete and self._leased(push, now):
-            rest = ledger.open_rest()
-            push.rest = Rest(rest, ledger.epoch) if rest is not None else None
+        if push.rest is None and not ledger.complete:
+            missing = ledger.prompt_blocks - ledger.posted
+            if self._worth_a_write(missing, push.settled_regions) and self._leased(push, now):
+                rest = ledger.open_rest()
+                push.rest = Rest(rest, ledger.epoch) if rest is not None else None
         if push.rest is not None:
             self._post_layers(push, ledger, push.rest, now)
         while (write := ledger.next_write()) is not None:
@@ -121,17 +123,22 @@ class Writer:
 
     def _post_layers(self, push: Push, ledger: Ledger, rest: Rest, now: float) -> None:
         """Posts the regions of the last chunk that have settled since the WRITE before, if they are worth one."""
-        total = self._settings.regions
-        settled = total if ledger.complete else push.settled_regions
-        size = len(rest.range) * self._settings.block_bytes * (settled - rest.posted) // total
-        if settled == rest.posted or (settled < total and size < min(SLICE_BYTES, self._settings.min_bytes)):
+        settled = self._settings.regions if ledger.complete else push.settled_regions
+        if not ledger.complete and not self._worth_a_write(len(rest.range), settled - rest.posted):
             return
-        if rest.open >= self._settings.max_in_flight or not self._leased(push, now):
+        if settled == rest.posted or rest.open >= self._settings.max_in_flight or not self._leased(push, now):
             return
         write = OpenWrite(rest.range, rest.epoch, [], 0, now, rest)
         push.writes.append(self._send(push, ledger, write, (rest.posted, settled)))
         rest.posted = settled
         rest.open += 1
+
+    def _worth_a_write(self, blocks: int, regions: int) -> bool:
+        """Whether a part is, of so many regions of so many blocks, while more of the prompt is to come."""
+        if regions <= 0:
+            return False
+        size = blocks * self._settings.block_bytes * regions // self._settings.regions
+        return size >= min(SLICE_BYTES, self._settings.min_bytes)
 
     def _send(self, push: Push, ledger: Ledger, write: OpenWrite, regions: tuple[int, int] | None) -> OpenWrite:
         """Hands a WRITE to the transport. Parts of blocks are no news to decode: their COMMIT tells of them."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from prebook_connector.layers import LayerWatch
 from prebook_connector.ports import Posted
+from prebook_connector.writer import SLICE_BYTES
 from tests.unit.connector.fake_net import LEASE, REGIONS
 from tests.unit.connector.scenario import Transfer, World
 from tests.unit.connector.test_protocol_flow import FakeEvent, complete, quiet, run_prefill
@@ -81,6 +83,21 @@ def test_layers_that_settle_faster_than_the_link_share_a_write(world: World) -> 
     world.net.advance(10.0)
     assert complete(transfer)
     assert world.prefill.recorder.totals()["writes"] == 1 + 3
+
+
+def test_a_chunk_that_is_not_worth_its_parts_leaves_whole(world: World) -> None:
+    """And with news of its blocks, which parts cannot carry."""
+    transfer = world.new("t", 32)
+    assert world.prefill.push is not None
+    world.prefill.push._writer._settings = dataclasses.replace(
+        world.prefill.push._settings, min_bytes=SLICE_BYTES, block_bytes=SLICE_BYTES // 16
+    )
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 32, pause=0.2)
+    world.net.advance(1.0)
+    assert complete(transfer)
+    assert world.prefill.recorder.totals()["writes"] == 1
 
 
 @pytest.mark.parametrize("fault", ["cancelled", "decode_dies", "prefill_dies", "refused"])
