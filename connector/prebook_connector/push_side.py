@@ -114,7 +114,7 @@ class PushSide:
             return
         push.ledger.preempt()
         if push.rest is not None:
-            self._writer.close_rest(push, push.rest, dropped=True)
+            self._writer.close_rest(push, push.rest)
         push.rest, push.settled_regions = None, 0
         push.blocks.clear()
         push.completed_at = 0.0
@@ -368,7 +368,7 @@ class PushSide:
         if not push.failure:
             push.failure = reason
             if push.rest is not None:
-                self._writer.close_rest(push, push.rest, dropped=True)
+                self._writer.close_rest(push, push.rest)
             self._timeline.record("failed", push.transfer_id, reason=reason)
         if push.ledger is None or push.ledger.quiesced:
             self._tell_failure(push)

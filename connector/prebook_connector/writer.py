@@ -71,17 +71,17 @@ class Writer:
                 push.ledger.finish_write(write.range, epoch=write.epoch)
             else:
                 write.rest.open -= 1
-                self.close_rest(push, write.rest, dropped=write.failed or write.epoch != push.ledger.epoch)
+                self.close_rest(push, write.rest, failed=write.failed)
             if write.failed:
                 failed = True
             elif write.epoch == push.ledger.epoch:
                 self._account(push, write, now)
         return failed
 
-    def close_rest(self, push: Push, rest: Rest, *, dropped: bool) -> None:
+    def close_rest(self, push: Push, rest: Rest, *, failed: bool = False) -> None:
         """Ends the range that is posted by layers once nothing of it is open, if all was posted or no more will be."""
         assert push.ledger is not None
-        dropped = dropped or bool(push.failure)
+        dropped = failed or push.failure or rest.epoch != push.ledger.epoch
         if rest.open or not (dropped or rest.posted == self._settings.regions):
             return
         if push.rest is rest:
