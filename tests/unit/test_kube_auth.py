@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import yaml
+from aiohttp import web
 
 from prebook_operator.kube.auth import Credentials, authenticated_session
 from prebook_operator.kube.transport import ClusterTransport, Request
@@ -51,40 +53,53 @@ async def test_the_kubeconfigs_own_proxy_goes_first(tmp_path: Path, monkeypatch:
     assert credentials.configuration.proxy == "http://mine:8080"
 
 
-async def test_no_password_of_a_netrc_file_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aiohttp import web
+async def hear(credentials: Credentials, url: str) -> None:
+    """One request of our own client and one of the session that kopf watches through."""
+    transport = ClusterTransport(credentials, user_agent="test")
+    request = Request(method="GET", path="/version", query={}, headers={}, body=None, timeout=10)
+    assert (await transport.send(request)).status == 200
+    await transport.close()
 
-    netrc = tmp_path / "netrc"
-    netrc.write_text("machine 127.0.0.1 login somebody password secret\n")
-    monkeypatch.setenv("NETRC", str(netrc))
-    heard: list[str | None] = []
+    async def observe(request, handler):
+        return await handler(request)
 
-    async def answer(request: web.Request) -> web.Response:
-        heard.append(request.headers.get("Authorization"))
+    async with (
+        authenticated_session(credentials, user_agent="test", observe=observe) as session,
+        session.get(f"{url}/version") as response,
+    ):
+        assert response.status == 200
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[str, list[web.BaseRequest]]]:
+    """A server that answers everything, as a proxy does: its URL, and what it was asked."""
+    heard: list[web.BaseRequest] = []
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        heard.append(request)
         return web.json_response({})
 
-    application = web.Application()
-    application.router.add_get("/version", answer)
-    runner = web.AppRunner(application)
+    runner = web.ServerRunner(web.Server(answer))
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        port = runner.addresses[0][1]
-        credentials = await Credentials.load(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
-        transport = ClusterTransport(credentials, user_agent="test")
-        request = Request(method="GET", path="/version", query={}, headers={}, body=None, timeout=10)
-        assert (await transport.send(request)).status == 200
-        await transport.close()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}", heard
+    await runner.cleanup()
 
-        async def observe(request, handler):
-            return await handler(request)
 
-        async with (
-            authenticated_session(credentials, user_agent="test", observe=observe) as session,
-            session.get(f"http://127.0.0.1:{port}/version") as response,
-        ):
-            assert response.status == 200
-    finally:
-        await runner.cleanup()
-    assert heard == [None, None]
+async def test_no_password_of_a_netrc_file_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[web.BaseRequest]]
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    url, heard = server
+    await hear(await Credentials.load(kubeconfig(tmp_path, url)), url)
+    assert [request.headers.get("Authorization") for request in heard] == [None, None]
+
+
+async def test_requests_and_watches_go_through_the_same_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[web.BaseRequest]]
+) -> None:
+    url, heard = server
+    monkeypatch.setenv("HTTP_PROXY", url)
+    await hear(await Credentials.load(kubeconfig(tmp_path, "http://api.invalid")), "http://api.invalid")
+    assert [request.host for request in heard] == ["api.invalid", "api.invalid"]

@@ -74,6 +74,14 @@ def test_two_processes_report_as_one(run) -> None:
     result.stdout.no_fnmatch_line("crashed*")
 
 
+def test_a_test_that_kills_its_process_is_accounted_for(pytester: pytest.Pytester) -> None:
+    """It is tried again in a new process, so it may be counted several times."""
+    pytester.makepyfile("import os, pytest\n@pytest.mark.tier('unit')\ndef test_x(): os._exit(1)")
+    result = pytester.runpytest_inprocess(*PLUGINS, "-n", "1")
+    assert result.ret != pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["crashed * failed*"])
+
+
 def test_tiers_that_compute_share_a_lane_and_those_that_wait_another(request: pytest.FixtureRequest) -> None:
     root = request.config.rootpath
     lanes = {name: tiers.lane_of(f"tests/{name}/test_x.py::test_y[a::b]", root=root) for name in tiers.TIERS}
