@@ -370,6 +370,25 @@ async def test_one_token_needs_no_decode(pod_rig: Any, stream: bool) -> None:
         assert (await pod.status())["requests"]["relayed"] == 1
 
 
+async def test_a_client_that_hangs_up_on_the_last_event_was_served(pod_rig: Any) -> None:
+    """It has its answer; that the leg behind it has not yet seen its own end is no reason not to count it."""
+
+    async def never_ends(peer: FakePeer, asked: web.Request, _: Json) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(asked)
+        await response.write(b"data: [DONE]\n\n")
+        await asyncio.sleep(3600)
+        return response
+
+    async with pod_rig() as pod:
+        pod.peers[0].act = never_ends
+        call = pod.call(request(max_tokens=1, stream=True))
+        await until(lambda: b"[DONE]" in call.content)
+        call.left.set()
+        await call.finish()
+        assert (await pod.status())["requests"]["relayed"] == 1
+
+
 async def test_one_token_is_computed_here_when_prefill_fails(pod_rig: Any) -> None:
     async with pod_rig() as pod:
         pod.peers[0].answering(500)
