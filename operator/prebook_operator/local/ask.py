@@ -120,8 +120,11 @@ async def fetch_account(transfer_id: str, *, pods: Sequence[PodRow]) -> Transfer
         for pod in decodes:
             found = await _account_of(transfer_id, pod=pod)
             if found is not None and found.known:
+                ended_before = newest is not None and newest.state in _FINAL
                 newest = found
-                if found.state in _FINAL:
+                # A client that has read its last token asks before the dispatcher has noted how long prefill's leg
+                # took, and is told what the connector knows: that is worth one more look.
+                if found.state in _FINAL and (found.prefill_leg_s is not None or ended_before):
                     return found
         await asyncio.sleep(0.2)
     return newest
