@@ -31,14 +31,12 @@ class Range:
 class Ledger:
     """See the module's text.
 
-    ``block_size`` is in tokens, ``min_blocks`` the smallest range worth a WRITE before the prompt is complete,
-    ``max_in_flight`` the number of WRITEs that may be open at once.
+    ``block_size`` is in tokens, ``min_blocks`` the smallest range worth a WRITE before the prompt is complete.
     """
 
     prompt_tokens: int
     block_size: int
     min_blocks: int = 1
-    max_in_flight: int = 2
     epoch: int = 0
     settled_tokens: int = 0
     posted: int = 0
@@ -89,26 +87,29 @@ class Ledger:
         self.first_block = first_block
         self.posted = max(self.posted, first_block)
 
-    def next_write(self) -> Range | None:
-        """The next contiguous range to post, or None.
+    @property
+    def remaining_blocks(self) -> int:
+        """Registered blocks that have not been written yet, computed or not."""
+        return self.prompt_blocks - (self.first_block or 0) - self.done_blocks
 
-        Never more than ``max_in_flight`` open WRITEs; at least ``min_blocks`` unless the prompt is complete.
-        """
-        if self.first_block is None or self.draining or len(self.in_flight) >= self.max_in_flight:
+    def next_write(self, *, most: int | None = None) -> Range | None:
+        """The next contiguous range to post, or None: at least ``min_blocks`` unless the prompt is complete, and not
+        more than ``most`` blocks (but ``min_blocks``)."""
+        if self.first_block is None or self.draining:
             return None
         ready = self.settled - self.posted
         if ready <= 0 or (not self.complete and ready < self.min_blocks):
             return None
-        return Range(self.posted, self.settled)
+        if most is not None:
+            ready = min(ready, max(most, self.min_blocks))
+        return Range(self.posted, self.posted + ready)
 
     def open_rest(self) -> Range | None:
         """Takes the rest of the prompt as one range, to be posted layer by layer while its last chunk is computed.
 
-        The range counts as one open WRITE until all its layers have moved; None when none may be opened now.
+        The range is open until all its layers have moved; None when none may be opened now.
         """
-        if self.first_block is None or self.draining or len(self.in_flight) >= self.max_in_flight:
-            return None
-        if self.posted >= self.prompt_blocks:
+        if self.first_block is None or self.draining or self.posted >= self.prompt_blocks:
             return None
         rest = Range(self.posted, self.prompt_blocks)
         self.posted = rest.stop

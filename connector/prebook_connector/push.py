@@ -62,6 +62,7 @@ class Push:
     final_groups: Groups | None = None
     registrations: dict[str, Register] = field(default_factory=dict)
     writes: list[OpenWrite] = field(default_factory=list)
+    passed_over_at: float = 0.0  # since when others have gone before it; 0: not
     settled_regions: int = 0  # of the last chunk, while it is computed
     rest: Rest | None = None
     held: bool = False  # the scheduler waits for the release
@@ -82,3 +83,12 @@ class Push:
     def engine_id(self) -> str | None:
         """Decode's engine, once registered."""
         return next(iter(self.registrations.values())).decode_engine_id if self.registrations else None
+
+    @property
+    def remaining_blocks(self) -> int:
+        """Blocks that decode has registered and that have not been written yet; 0 before both halves are there."""
+        if self.ledger is None or not self.registrations:
+            return 0
+        if self.whole:
+            return sum(map(len, next(iter(self.registrations.values())).block_ids))
+        return self.ledger.remaining_blocks

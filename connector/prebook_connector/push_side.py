@@ -18,6 +18,7 @@ from prebook_connector.ports import Groups, Link, LinkError, PeerSpec, Recorder
 from prebook_connector.protocol import CancelAck, Commit, Fail, Register, encode
 from prebook_connector.push import Push, PushSettings
 from prebook_connector.timeline import Timeline
+from prebook_connector.turns import Room, in_turn
 from prebook_connector.writer import Writer
 
 TOMBSTONE_LEASES = 10.0
@@ -78,7 +79,6 @@ class PushSide:
             prompt_tokens,
             settings.block_size,
             min_blocks=max(1, settings.min_bytes // max(1, settings.block_bytes)),
-            max_in_flight=settings.max_in_flight,
         )
 
     def grow(self, request_id: str, blocks: Sequence[int]) -> None:
@@ -115,7 +115,7 @@ class PushSide:
         push.ledger.preempt()
         if push.rest is not None:
             self._writer.close_rest(push, push.rest)
-        push.rest, push.settled_regions = None, 0
+        push.rest, push.settled_regions, push.passed_over_at = None, 0, 0.0
         push.blocks.clear()
         push.completed_at = 0.0
         push.bytes_done = push.bytes_early = push.writes_done = 0
@@ -250,7 +250,8 @@ class PushSide:
             if push.engine_id == engine_id:
                 push.severed = True
                 self._fail(push, "severed", now)
-                self._step(push, now)
+                self._writer.poll(push, now)
+                self._close(push, now)
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -288,8 +289,12 @@ class PushSide:
     def step(self, now: float) -> None:
         """Polls WRITEs, posts what may be posted, commits, expires."""
         for push in list(self._pushes.values()):
+            if self._writer.poll(push, now):
+                self._fail(push, "write_failed", now)
+        room = Room(self._pushes.values(), most=self._settings.max_in_flight)
+        for push in in_turn(self._pushes.values(), now):
             try:
-                self._step(push, now)
+                self._step(push, room, now)
             except LinkError as error:
                 self._recorder.count("post_failures")
                 self._timeline.record("post_failed", push.transfer_id, error=str(error))
@@ -299,22 +304,17 @@ class PushSide:
             while self._tombstones and next(iter(self._tombstones.values()))[0] < horizon:
                 del self._tombstones[next(iter(self._tombstones))]
 
-    def _step(self, push: Push, now: float) -> None:
-        if self._writer.poll(push, now):
-            self._fail(push, "write_failed", now)
-        ledger = push.ledger
+    def _step(self, push: Push, room: Room, now: float) -> None:
         if not push.failure:
             self._match(push, now)
             ledger = push.ledger
             if ledger is not None and ledger.first_block is not None:
-                self._writer.post(push, ledger, now)
+                self._writer.post(push, ledger, room, now)
             if ledger is not None and ledger.all_done:
                 self._commit(push, ledger, now)
                 return
             self._expire(push, now)
-        if push.failure and (ledger is None or ledger.quiesced):
-            self._tell_failure(push)
-            self._end(push, push.failure, now)
+        self._close(push, now)
 
     def _commit(self, push: Push, ledger: Ledger, now: float) -> None:
         engine_id = push.engine_id
@@ -370,7 +370,11 @@ class PushSide:
             if push.rest is not None:
                 self._writer.close_rest(push, push.rest)
             self._timeline.record("failed", push.transfer_id, reason=reason)
-        if push.ledger is None or push.ledger.quiesced:
+        self._close(push, now)
+
+    def _close(self, push: Push, now: float) -> None:
+        """Ends a transfer that has failed, once nothing of it is open."""
+        if push.failure and (push.ledger is None or push.ledger.quiesced):
             self._tell_failure(push)
             self._end(push, push.failure, now)
 

@@ -29,7 +29,7 @@ class ConnectorSettings(BaseModel):
         default=True, description="Push the prompt's last chunk layer by layer while it is computed."
     )
     min_bytes: int = Field(default=4 * 1024 * 1024, ge=0, description="Smallest WRITE before the prompt is complete.")
-    max_in_flight: int = Field(default=2, ge=1, le=64, description="Open WRITEs per transfer.")
+    max_in_flight: int = Field(default=2, ge=1, le=64, description="Open WRITEs per decode engine.")
     verify: Literal["off", "sample", "all"] = Field(
         default="off", description="Compare checksums of the KV on both sides."
     )

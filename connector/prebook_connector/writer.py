@@ -16,12 +16,15 @@ from prebook_connector.ports import Groups, Link, LinkError, Recorder
 from prebook_connector.protocol import Progress, encode
 from prebook_connector.push import OpenWrite, Push, PushSettings, Rest
 from prebook_connector.timeline import Timeline
+from prebook_connector.turns import Room
 
 SEND_BUFFER_BYTES = 2 * 1024 * 1024
 """What a socket takes at once. UCX hands a WRITE over TCP to the kernel piece by piece, whenever it is polled."""
 FIRST_RATE = 1e9
 SLICE_BYTES = 512 * 1024
 """What is worth a WRITE of its own while the last chunk is computed layer by layer (or ``min_bytes``, if less)."""
+TURN_SECONDS = 0.1
+"""What a WRITE may take of the link, at the rate of late, before another transfer may go; ``min_bytes``, if more."""
 
 
 class Writer:
@@ -100,36 +103,51 @@ class Writer:
             "write_done", push.transfer_id, start=write.range.start, stop=write.range.stop, bytes=write.bytes
         )
 
-    def post(self, push: Push, ledger: Ledger, now: float) -> None:
-        """Posts what is settled and registered, as far as the lease allows. Raises :class:`LinkError`."""
-        if push.rest is None and not ledger.complete:
+    def post(self, push: Push, ledger: Ledger, room: Room, now: float) -> None:
+        """Posts what is settled and registered, as far as lease and room allow. Raises :class:`LinkError`."""
+        if push.rest is None and not ledger.complete and room.left(push):
             missing = ledger.prompt_blocks - ledger.posted
             if self._worth_a_write(missing, push.settled_regions) and self._leased(push, now):
                 rest = ledger.open_rest()
                 push.rest = Rest(rest, ledger.epoch) if rest is not None else None
         if push.rest is not None:
-            self._post_layers(push, ledger, push.rest, now)
-        while (write := ledger.next_write()) is not None:
+            self._post_layers(push, ledger, push.rest, room, now)
+        most = max(1, int(self._rate * TURN_SECONDS) // max(1, self._settings.block_bytes))
+        while (write := ledger.next_write(most=most)) is not None:
+            if not room.left(push):
+                push.passed_over_at = push.passed_over_at or now
+                return
             if not self._leased(push, now):
                 return
             opened = self._send(push, ledger, OpenWrite(write, ledger.epoch, [], 0, now), None)
             ledger.post(write)
-            push.writes.append(opened)
+            self._opened(push, opened, room)
+
+    @staticmethod
+    def _opened(push: Push, write: OpenWrite, room: Room) -> None:
+        push.writes.append(write)
+        push.passed_over_at = 0.0
+        room.take(push)
 
     def _leased(self, push: Push, now: float) -> bool:
         """No lease, no WRITE; a heartbeat may bring it back."""
         peer = self._peers.peers.get(push.engine_id or "")
         return peer is not None and peer.clock.holds(now)
 
-    def _post_layers(self, push: Push, ledger: Ledger, rest: Rest, now: float) -> None:
+    def _post_layers(self, push: Push, ledger: Ledger, rest: Rest, room: Room, now: float) -> None:
         """Posts the regions of the last chunk that have settled since the WRITE before, if they are worth one."""
         settled = self._settings.regions if ledger.complete else push.settled_regions
         if not ledger.complete and not self._worth_a_write(len(rest.range), settled - rest.posted):
             return
-        if settled == rest.posted or rest.open >= self._settings.max_in_flight or not self._leased(push, now):
+        if settled == rest.posted:
+            return
+        if not room.left(push):
+            push.passed_over_at = push.passed_over_at or now
+            return
+        if not self._leased(push, now):
             return
         write = OpenWrite(rest.range, rest.epoch, [], 0, now, rest)
-        push.writes.append(self._send(push, ledger, write, (rest.posted, settled)))
+        self._opened(push, self._send(push, ledger, write, (rest.posted, settled)), room)
         rest.posted = settled
         rest.open += 1
 

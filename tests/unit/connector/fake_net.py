@@ -51,6 +51,8 @@ class Net:
         self.flights: list[Flight] = []
         self.latency = 0.01
         self.write_seconds = 0.05
+        self.shared = False  # whether WRITEs between two nodes follow one another, as on a real link
+        self._busy_until: dict[tuple[str, str], float] = {}
         self._order = itertools.count()
 
     def send(self, source: Node, agent: str, payload: bytes) -> None:
@@ -66,6 +68,13 @@ class Net:
             for node in list(self.nodes.values()):
                 if node.running:
                     node.core.turn(self.now)
+
+    def lands_at(self, source: Node, target: Node, seconds: float) -> float:
+        """When a WRITE that takes the link so long, and is handed over now, lands."""
+        link = (source.engine_id, target.engine_id)
+        begins = max(self.now, self._busy_until.get(link, 0.0)) if self.shared else self.now
+        self._busy_until[link] = begins + seconds
+        return begins + seconds
 
     def _land(self) -> None:
         for flight in list(self.flights):
@@ -227,7 +236,8 @@ class FakeLink:
         assert isinstance(decode(payload), Progress) if regions is None else not payload
         moved = range(*(regions or (0, REGIONS)))
         seconds = net.write_seconds * len(local[0]) * len(moved) / REGIONS
-        flight = Flight(self.node, target, list(local[0]), list(remote[0]), payload, moved, net.now + seconds)
+        lands_at = net.lands_at(self.node, target, seconds)
+        flight = Flight(self.node, target, list(local[0]), list(remote[0]), payload, moved, lands_at)
         net.flights.append(flight)
         return Posted((flight,), len(local[0]))
 

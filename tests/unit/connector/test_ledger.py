@@ -37,15 +37,28 @@ def test_small_ranges_wait_until_they_are_worth_a_write() -> None:
     assert ledger.next_write() == Range(3, 10)
 
 
-def test_open_writes_are_bounded() -> None:
-    ledger = Ledger(100, 10, max_in_flight=1)
+def test_a_range_is_cut_to_what_may_leave_at_once_but_stays_worth_a_write() -> None:
+    ledger = Ledger(100, 10, min_blocks=3)
     ledger.register(0)
-    ledger.settle(10)
-    ledger.post(Range(0, 1))
-    ledger.settle(20)
-    assert ledger.next_write() is None
-    ledger.finish_write(Range(0, 1), epoch=0)
-    assert ledger.next_write() == Range(1, 2)
+    ledger.settle(80)
+    assert ledger.next_write(most=5) == Range(0, 5)
+    assert ledger.next_write(most=1) == Range(0, 3)
+    ledger.post(Range(0, 5))
+    ledger.settle(100)
+    assert ledger.next_write(most=9) == Range(5, 10)
+
+
+def test_what_remains_is_what_was_registered_and_is_not_written() -> None:
+    ledger = Ledger(100, 10)
+    ledger.register(2)
+    assert ledger.remaining_blocks == 8
+    ledger.settle(50)
+    ledger.post(Range(2, 5))
+    assert ledger.remaining_blocks == 8, "under way is not written"
+    ledger.finish_write(Range(2, 5), epoch=0)
+    assert ledger.remaining_blocks == 5
+    ledger.preempt()
+    assert ledger.remaining_blocks == 8
 
 
 def test_after_a_preemption_nothing_leaves_until_the_old_writes_have_drained() -> None:
@@ -81,14 +94,14 @@ def test_posting_out_of_turn_is_an_error() -> None:
     tokens=st.integers(1, 200),
     block=st.integers(1, 32),
     least=st.integers(1, 9),
-    most=st.integers(1, 3),
+    most=st.integers(1, 20),
     first=st.integers(0, 50),
     steps=st.lists(st.tuples(st.sampled_from(["settle", "post", "done", "preempt", "register"]), st.integers(1, 60))),
 )
 def test_marks_never_cross_and_every_block_leaves_once(
     *, tokens: int, block: int, least: int, most: int, first: int, steps: list[tuple[str, int]]
 ) -> None:
-    ledger = Ledger(tokens, block, min_blocks=least, max_in_flight=most)
+    ledger = Ledger(tokens, block, min_blocks=least)
     first = min(first, ledger.prompt_blocks - 1)
     computed, old = 0, []
     for name, number in [*steps, ("register", 0), ("settle", tokens)]:
@@ -97,7 +110,8 @@ def test_marks_never_cross_and_every_block_leaves_once(
             ledger.settle(computed)
         elif name == "register" and ledger.first_block is None:
             ledger.register(first)
-        elif name == "post" and (write := ledger.next_write()) is not None:
+        elif name == "post" and (write := ledger.next_write(most=most)) is not None:
+            assert len(write) <= max(most, least)
             ledger.post(write)
         elif name == "done" and ledger.in_flight:
             ledger.finish_write(ledger.in_flight[0], epoch=ledger.epoch)
@@ -106,7 +120,6 @@ def test_marks_never_cross_and_every_block_leaves_once(
             ledger.preempt()
             computed = 0
         assert ledger.posted <= max(ledger.settled, ledger.first_block or 0) <= ledger.prompt_blocks
-        assert len(ledger.in_flight) <= most
     ledger.settle(tokens)
     for write, epoch in old:
         ledger.finish_write(write, epoch=epoch)
