@@ -5,8 +5,10 @@ models, and reads the API server's audit log: how long until all children exist 
 cost in requests, CPU and memory, what the steady state sends, how long a standby takes to work when the leader ends or
 is killed, and what a restart does. Run it from a checkout: the control plane is that of the tests.
 
-Looking must not become the load: children are counted by asking for one object and the number of the others, and a
-namespace whose reports are all current is not read again."""
+`--beside-lws` has the controller of kubernetes-sigs/lws create as many sets with two roles on a control plane of its
+own, for each number of models: the creation's figures side by side.
+
+Looking must not become the load: a namespace whose reports are all current is not read again."""
 
 from __future__ import annotations
 
@@ -19,31 +21,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from prebook_bench import machine
+from prebook_bench.creation import NAMESPACES, Contender, Creation, Report, name, namespace
+from prebook_bench.lws import LWS, LwsProcess
 from prebook_bench.operator_process import OperatorProcess, until
 
 AGENT = "prebook-operator"
-NAMESPACES = 10
 POD_ADDRESS = "127.83.12.7"
 """A loopback address of its own, so that port 8000 of it is free."""
-CHILD_KINDS = {
-    "statefulsets": "/apis/apps/v1",
-    "services": "/api/v1",
-    "serviceaccounts": "/api/v1",
-    "networkpolicies": "/apis/networking.k8s.io/v1",
-    "modelroles": "/apis/prebook.dev/v1alpha1",
-}
-CHILDREN_PER_MODEL = 10
-"""Without the Secret, which nobody lists: 2 sets, 3 Services, 1 account, 2 policies, 2 roles."""
-MODELS = "/apis/prebook.dev/v1alpha1"
-
-Report = dict[str, Any]
+GROUP = "/apis/prebook.dev/v1alpha1"
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,6 +58,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.add_argument(
         "--timeout", type=float, default=900.0, metavar="SECONDS", help="limit for one number of models"
     )
+    command.add_argument(
+        "--beside-lws",
+        action="store_true",
+        help="measure the creation by LWS too; build it with `python3 hack/kube/binaries.py lws`",
+    )
     command.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the report there")
     command.set_defaults(run=run)
 
@@ -82,6 +78,9 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> int:
     for number in [int(text) for text in args.models.split(",")]:
         with _control_plane(module) as plane:
             report["runs"].append(_Run(plane, number, steady=args.steady, timeout=args.timeout).measure())
+        if args.beside_lws:
+            with _control_plane(module) as plane:
+                report["runs"][-1]["lws"] = _lws(plane, number, timeout=args.timeout)
         print(_table(report["runs"][-1]), flush=True)
     text = json.dumps(report, indent=2)
     if args.json is None:
@@ -104,10 +103,18 @@ def _control_plane(module: Any) -> Iterator[Any]:
     with module.ControlPlane(options) as plane:
         for crd in crds().values():
             plane.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-        until("the kinds to be served", lambda: plane.api.exists(f"/openapi/v3{MODELS}"), timeout=60)
+        until("the kinds to be served", lambda: plane.api.exists(f"/openapi/v3{GROUP}"), timeout=60)
         for index in range(NAMESPACES):
             plane.api.create("/api/v1/namespaces", {"metadata": {"name": f"bench-{index}"}})
         yield plane
+
+
+def _lws(plane: Any, number: int, *, timeout: float) -> Report:
+    controller = LwsProcess(plane)
+    try:
+        return Creation(plane, LWS, number, timeout=timeout).measure(controller)
+    finally:
+        controller.stop()
 
 
 class _Run:
@@ -119,14 +126,15 @@ class _Run:
         self._number = number
         self._steady = steady
         self._timeout = timeout
-        self._before = {plural: self._count(plural) for plural in CHILD_KINDS}
+        self._creation = Creation(plane, PREBOOK, number, timeout=timeout)
         self._current: set[int] = set()
 
     def measure(self) -> Report:
         operator = OperatorProcess(self._plane.kubeconfig)
         try:
             report: Report = {"models": self._number, "start_seconds": self._until_ready(operator)}
-            report["creation"] = self._creation(operator)
+            report["creation"] = self._creation.measure(operator, reported=self._statuses_current)
+            self._until_quiet(operator)
             report["steady"] = self._watch_steady(operator)
             operator, report["hand_over_seconds"] = self._hand_over(operator, signal.SIGTERM, self._number + 1)
             operator, report["take_over_seconds"] = self._hand_over(operator, signal.SIGKILL, self._number + 2)
@@ -140,34 +148,6 @@ class _Run:
 
     def _until_ready(self, operator: OperatorProcess) -> float:
         return round(until("the operator to be ready", operator.ready, timeout=self._timeout, interval=0.1), 2)
-
-    def _creation(self, operator: OperatorProcess) -> Report:
-        since = self._plane.audit.position()
-        cpu = operator.cpu_seconds()
-        started = time.monotonic()
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(self._create, range(self._number)))
-        created = time.monotonic() - started
-        until("all StatefulSets", lambda: self._made("statefulsets") >= 2 * self._number, timeout=self._timeout)
-        sets = time.monotonic() - started
-        until("all children", lambda: self._children() >= CHILDREN_PER_MODEL * self._number, timeout=self._timeout)
-        children = time.monotonic() - started
-        until("every status to be current", self._statuses_current, timeout=self._timeout)
-        current = time.monotonic() - started
-        self._until_quiet(operator)
-        verbs, writes = self._requests(since)
-        total = sum(verbs.values())
-        return {
-            "all_created_seconds": round(created, 2),
-            "all_statefulsets_seconds": round(sets, 2),
-            "all_children_seconds": round(children, 2),
-            "all_statuses_current_seconds": round(current, 2),
-            "requests_by_verb": dict(verbs),
-            "writes_by_resource": dict(writes),
-            "requests_per_model": round(total / self._number, 2),
-            "operator_cpu_seconds": round(operator.cpu_seconds() - cpu, 2),
-            "memory_bytes": operator.memory(),
-        }
 
     def _watch_steady(self, operator: OperatorProcess) -> Report:
         since = self._plane.audit.position()
@@ -191,7 +171,7 @@ class _Run:
             self._until_ready(standby)
             started = time.monotonic()
             leader.process.send_signal(how)
-            self._create(index)
+            self._creation.create(index)
             until("the standby's work", lambda: self._is_current(index), timeout=self._timeout, interval=0.05)
             took = time.monotonic() - started
             leader.stop()
@@ -205,7 +185,7 @@ class _Run:
         operator = OperatorProcess(self._plane.kubeconfig)
         ready = self._until_ready(operator)
         started = time.monotonic()
-        self._create(self._number)
+        self._creation.create(self._number)
         until(
             "the model made after the restart",
             lambda: self._is_current(self._number),
@@ -215,14 +195,14 @@ class _Run:
         working = time.monotonic() - started
         self._until_quiet(operator)
         time.sleep(5.0)
-        verbs, _ = self._requests(since)
-        stale = [one for one in self._writes(since) if not self._belongs(one.name, self._number)]
+        own = self._creation.requests(since)
+        stale = [one for one in own if one.mutating and not self._belongs(one.name, self._number)]
         return operator, {
             "ready_seconds": ready,
             "new_model_reported_seconds": round(working, 2),
             "writes_to_unchanged_objects": len(stale),
             "first_of_these": [f"{one.verb} {one.resource} {one.namespace}/{one.name}" for one in stale[:5]],
-            "requests_by_verb": dict(verbs),
+            "requests_by_verb": dict(Counter(one.verb for one in own)),
             "memory_bytes": operator.memory(),
         }
 
@@ -233,11 +213,11 @@ class _Run:
         except OSError:
             return None
         try:
-            namespace, name = self._namespace(0), _name(0)
-            pods = self._api.items(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"prebook.dev/model={name}")
+            space, model = namespace(0), name(0)
+            pods = self._api.items(f"/api/v1/namespaces/{space}/pods", labelSelector=f"prebook.dev/model={model}")
             for pod in pods:
                 self._api.merge(
-                    f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}/status", {"status": _ready_status()}
+                    f"/api/v1/namespaces/{space}/pods/{pod['metadata']['name']}/status", {"status": _ready_status()}
                 )
             return round(until("Ready", lambda: self._ready(0), timeout=self._timeout, interval=0.02), 2)
         finally:
@@ -248,69 +228,34 @@ class _Run:
         until("an empty queue", lambda: operator.queue_depth() == 0, timeout=self._timeout, interval=0.5)
         time.sleep(3.0)
 
-    def _namespace(self, index: int) -> str:
-        return f"bench-{index % NAMESPACES}"
-
-    def _path(self, index: int) -> str:
-        return f"{MODELS}/namespaces/{self._namespace(index)}/disaggregatedmodels"
-
-    def _create(self, index: int) -> None:
-        self._api.create(self._path(index), _document(_name(index)))
-
     def _status(self, index: int) -> Report:
-        return dict(self._api.get(f"{self._path(index)}/{_name(index)}").get("status") or {})
+        return dict(self._api.get(f"{PREBOOK.path(index)}/{name(index)}").get("status") or {})
 
     def _ready(self, index: int) -> bool:
         conditions = self._status(index).get("conditions") or ()
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
     def _is_current(self, index: int) -> bool:
-        return _current(self._api.get(f"{self._path(index)}/{_name(index)}"))
+        return _current(self._api.get(f"{PREBOOK.path(index)}/{name(index)}"))
 
     def _statuses_current(self) -> bool:
         """Goes on from namespace to namespace as each becomes current."""
         for index in range(min(NAMESPACES, self._number)):
             if index not in self._current:
-                models = self._api.items(self._path(index))
+                models = self._api.items(PREBOOK.path(index))
                 wanted = len(range(index, self._number, NAMESPACES))
                 if len(models) < wanted or not all(map(_current, models)):
                     return False
                 self._current.add(index)
         return True
 
-    def _count(self, plural: str) -> int:
-        """All objects of a kind, for the price of one."""
-        answer = self._api.get(f"{CHILD_KINDS[plural]}/{plural}", limit="1")
-        return len(answer["items"]) + int(answer["metadata"].get("remainingItemCount") or 0)
-
-    def _made(self, plural: str) -> int:
-        return self._count(plural) - self._before[plural]
-
-    def _children(self) -> int:
-        return sum(self._made(plural) for plural in CHILD_KINDS)
-
     def _requests(self, since: int) -> tuple[Counter[str], Counter[str]]:
-        """The operator's requests by verb and its writes by resource, without the lease and without watches."""
-        own = [
-            one
-            for one in self._plane.audit.requests(since=since)
-            if one.agent.startswith(AGENT) and one.resource != "leases" and one.verb != "watch"
-        ]
+        """The operator's requests by verb and its writes by resource."""
+        own = self._creation.requests(since)
         return Counter(one.verb for one in own), Counter(one.resource for one in own if one.mutating)
 
-    def _writes(self, since: int) -> list[Any]:
-        return [
-            one
-            for one in self._plane.audit.writes(since=since)
-            if one.agent.startswith(AGENT) and one.resource != "leases"
-        ]
-
-    def _belongs(self, name: str, index: int) -> bool:
-        return name == _name(index) or name.startswith((f"{_name(index)}-", f"{_name(index)}."))
-
-
-def _name(index: int) -> str:
-    return f"m{index:05d}"
+    def _belongs(self, child: str, index: int) -> bool:
+        return child == name(index) or child.startswith((f"{name(index)}-", f"{name(index)}."))
 
 
 def _document(name: str) -> Report:
@@ -325,6 +270,22 @@ def _document(name: str) -> Report:
             "decode": {"replicas": 1},
         },
     }
+
+
+PREBOOK = Contender(
+    agent=AGENT,
+    plural="disaggregatedmodels",
+    group_path=GROUP,
+    document=_document,
+    kinds={
+        "statefulsets": "/apis/apps/v1",
+        "services": "/api/v1",
+        "serviceaccounts": "/api/v1",
+        "networkpolicies": "/apis/networking.k8s.io/v1",
+        "modelroles": GROUP,
+    },
+    children=10,  # without the Secret, which nobody lists: 2 sets, 3 Services, 1 account, 2 policies, 2 roles
+)
 
 
 def _current(model: Report) -> bool:
@@ -366,8 +327,8 @@ def _table(run: Report) -> str:
         "all children": f"{creation['all_children_seconds']} s",
         "all statuses current": f"{creation['all_statuses_current_seconds']} s",
         "requests a model": creation["requests_per_model"],
-        "operator CPU": f"{creation['operator_cpu_seconds']} s",
-        "memory now / peak": " / ".join(f"{value / 2**20:.0f} MiB" for value in steady["memory_bytes"].values()),
+        "operator CPU": f"{creation['cpu_seconds']} s",
+        "memory now / peak": _mebibytes(steady["memory_bytes"]),
         "steady writes": f"{steady['writes']} in {steady['seconds']:.0f} s",
         "steady requests": f"{steady['requests_per_minute']} a minute",
         "hand-over: leader ends": f"{run['hand_over_seconds']} s",
@@ -377,5 +338,20 @@ def _table(run: Report) -> str:
         "restart: new model reported": f"{restart['new_model_reported_seconds']} s",
         "restart: writes to unchanged objects": restart["writes_to_unchanged_objects"],
     }
+    if (beside := run.get("lws")) is not None:
+        rows |= {
+            "LWS: all StatefulSets": f"{beside['all_statefulsets_seconds']} s "
+            f"(our children: {creation['all_children_seconds'] / beside['all_statefulsets_seconds']:.2f} of that)",
+            "LWS: last request": f"{beside['last_request_seconds']} s (ours: {creation['last_request_seconds']} s)",
+            "LWS: requests a set": beside["requests_per_model"],
+            "LWS: CPU": f"{beside['cpu_seconds']} s",
+            "LWS: memory now / peak": " / ".join(
+                f"{value / 2**20:.0f} MiB" for value in beside["memory_bytes"].values()
+            ),
+        }
     width = max(map(len, rows))
     return "\n".join([f"{run['models']} models", *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
+
+
+def _mebibytes(memory: dict[str, int]) -> str:
+    return " / ".join(f"{value / 2**20:.0f} MiB" for value in memory.values())

@@ -1,4 +1,4 @@
-"""`prebook operator` as a process of its own, and what /proc and its own endpoints say about it."""
+"""A controller as a process of its own, and what /proc and its own endpoints say about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from prebook_bench import machine
@@ -25,41 +25,26 @@ def until(what: str, check: Callable[[], bool], *, timeout: float, interval: flo
     return time.monotonic() - started
 
 
-class OperatorProcess:
-    """`prebook operator` as its own process, with what /proc and its own metrics say about it."""
+class ControllerProcess:
+    """A controller whose readiness is `/readyz` on port `health` of the loopback address."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        self.health, self.metrics = free_port(), free_port()
-        self._log = open(kubeconfig.parent / f"operator-{self.health}.log", "wb")  # noqa: SIM115 - lives as long as the process
+    def __init__(self, command: Sequence[str], *, health: int, log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.health = health
+        self._log = open(log, "wb")  # noqa: SIM115 - lives as long as the process
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "prebook_operator.cli.main", "operator", "--all-namespaces"),
-                *("--image", "localhost/prebook:bench", "--kubeconfig", str(kubeconfig), "--bind", "127.0.0.1"),
-                *("--health-port", str(self.health), "--metrics-port", str(self.metrics), "--log-level", "warning"),
-            ],
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
+            command, stdout=self._log, stderr=self._log, start_new_session=True, env={**os.environ, **(env or {})}
         )
         self.started = time.monotonic()
 
     def ready(self) -> bool:
         """Whether /readyz says so. Raises RuntimeError when the process has ended."""
         if self.process.poll() is not None:
-            raise RuntimeError(f"the operator ended with {self.process.returncode}: see {self._log.name}")
+            raise RuntimeError(f"the controller ended with {self.process.returncode}: see {self._log.name}")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.health}/readyz", timeout=2) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
-
-    def queue_depth(self) -> float:
-        """Models that wait for a worker."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=10) as answer:
-            for line in answer.read().decode().splitlines():
-                if line.startswith("prebook_queue_depth "):
-                    return float(line.split()[1])
-        return 0.0
 
     def memory(self) -> dict[str, int]:
         """Resident bytes now and at the highest."""
@@ -80,6 +65,30 @@ class OperatorProcess:
             self.process.wait(timeout=30)
         self._log.close()
         return time.monotonic() - started
+
+
+class OperatorProcess(ControllerProcess):
+    """`prebook operator`."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        health, self.metrics = free_port(), free_port()
+        super().__init__(
+            [
+                *(sys.executable, "-m", "prebook_operator.cli.main", "operator", "--all-namespaces"),
+                *("--image", "localhost/prebook:bench", "--kubeconfig", str(kubeconfig), "--bind", "127.0.0.1"),
+                *("--health-port", str(health), "--metrics-port", str(self.metrics), "--log-level", "warning"),
+            ],
+            health=health,
+            log=kubeconfig.parent / f"operator-{health}.log",
+        )
+
+    def queue_depth(self) -> float:
+        """Models that wait for a worker."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=10) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith("prebook_queue_depth "):
+                    return float(line.split()[1])
+        return 0.0
 
 
 def free_port() -> int:

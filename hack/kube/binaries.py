@@ -6,6 +6,7 @@ environment exists.
 
     python3 hack/kube/binaries.py              build whatever is missing or out of date
     python3 hack/kube/binaries.py helm kubectl build only these
+    python3 hack/kube/binaries.py lws          build what is only made on demand
     python3 hack/kube/binaries.py --where      print where each program is
 """
 
@@ -59,7 +60,9 @@ PROGRAMS: tuple[Program, ...] = (
     Program("coredns", "coredns", "."),
     Program("pause", "pause", "."),
 )
-BY_NAME = {program.name: program for program in PROGRAMS}
+#: Built only when they are named: `python -m prebook_bench operator --beside-lws` measures this controller beside ours.
+ON_DEMAND: tuple[Program, ...] = (Program("lws", "lws", "sigs.k8s.io/lws/cmd"),)
+BY_NAME = {program.name: program for program in (*PROGRAMS, *ON_DEMAND)}
 
 
 def pinned(module: str, path: str) -> str:
@@ -95,9 +98,8 @@ def locate(name: str) -> Path:
     """Path of a program that is ready to run. Raises BinaryMissing with the remedy."""
     path = asset(name) or cache_dir() / name
     if not os.access(path, os.X_OK):
-        raise BinaryMissing(
-            f"{name} is not built ({path} is missing): run `make kube-binaries`, or set KUBEBUILDER_ASSETS"
-        )
+        command = "make kube-binaries" if BY_NAME[name] in PROGRAMS else f"python3 hack/kube/binaries.py {name}"
+        raise BinaryMissing(f"{name} is not built ({path} is missing): run `{command}`, or set KUBEBUILDER_ASSETS")
     return path
 
 
@@ -122,6 +124,13 @@ def linker_flags(program: Program) -> str:
 def build_command(program: Program, target: Path) -> list[str]:
     """The `go build` call. Compiler flags are the same for all programs, so that they share Go's build cache."""
     return ["go", "build", "-v", "-trimpath", f"-ldflags={linker_flags(program)}", f"-o={target}", program.package]
+
+
+def module_source(module: str, path: str) -> Path:
+    """Folder of the sources of a module that the module in folder `module` requires. Raises CalledProcessError."""
+    command = ["go", "list", "-m", "-f", "{{.Dir}}", path]
+    found = subprocess.run(command, cwd=HERE / module, check=True, capture_output=True, text=True)
+    return Path(found.stdout.strip())
 
 
 def fingerprint(program: Program, go_version: str) -> str:
@@ -206,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if unknown := [name for name in options.names if name not in BY_NAME]:
         parser.error(f"unknown program: {', '.join(unknown)}")
-    chosen = [program for program in PROGRAMS if not options.names or program.name in options.names]
+    chosen = [BY_NAME[name] for name in options.names] or list(PROGRAMS)
     try:
         if options.where:
             for program in chosen:

@@ -14,7 +14,8 @@ MUTATING = frozenset({"create", "update", "patch", "delete", "deletecollection"}
 
 @dataclass(frozen=True)
 class Request:
-    """One request. `resource` includes a subresource (`pods/status`); `agent` is the client's User-Agent."""
+    """One request. `resource` includes a subresource (`pods/status`); `agent` is the client's User-Agent; `received`
+    is a moment of RFC 3339 in microseconds."""
 
     verb: str
     user: str
@@ -26,6 +27,7 @@ class Request:
     status: int
     uri: str
     audit_id: str
+    received: str
 
     @property
     def mutating(self) -> bool:
@@ -85,4 +87,5 @@ def _request(event: dict[str, Any]) -> Request:
         status=event.get("responseStatus", {}).get("code", 0),
         uri=event["requestURI"],
         audit_id=event["auditID"],
+        received=event["requestReceivedTimestamp"],
     )
