@@ -79,6 +79,11 @@ class PeerTable:
         self._by_agent: dict[str, Peer] = {}
         self._managed = False
 
+    @property
+    def meeting(self) -> bool:
+        """Whether a peer that notifications can be sent to has not been heard yet."""
+        return any(peer.attached and not peer.ready for peer in self.peers.values())
+
     def by_agent(self, agent: str) -> Peer | None:
         """The peer that ``agent`` belongs to, None for a stranger."""
         return self._by_agent.get(agent)

@@ -47,7 +47,9 @@ class ConnectorSettings(BaseModel):
     waiting_poll_seconds: float = Field(
         default=0.01, gt=0.0, le=0.1, description="Longest polling interval of WRITEs that prefill computes behind."
     )
-    idle_poll_seconds: float = Field(default=0.02, gt=0.0, le=1.0, description="Polling interval when nothing is open.")
+    idle_poll_seconds: float = Field(
+        default=0.25, gt=0.0, le=1.0, description="Longest polling interval when no transfer is open."
+    )
 
 
 def parse(extra_config: dict[str, Any]) -> ConnectorSettings:

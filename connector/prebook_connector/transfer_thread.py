@@ -7,7 +7,8 @@ calls (:meth:`TransferThread.submit`) and picks results up; it never waits for t
 Polling (see :class:`Pace`): every ``active_poll_seconds`` while a request waits for what comes next; at most every
 ``waiting_poll_seconds`` while WRITEs are open that prefill still computes behind, because each look takes time from the
 engine's own thread and hurries nothing as long as the link has something to send; when nothing moves, ever more rarely
-up to ``idle_poll_seconds``. A submitted call wakes the thread at once.
+up to ``OPEN_POLL_SECONDS`` while a transfer is open or a peer is being met, and up to ``idle_poll_seconds`` when none
+is. A submitted call wakes the thread at once: a request, which both legs begin with, is one.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Pace(enum.Enum):
     """How soon the thread should look again."""
 
     IDLE = enum.auto()
+    OPEN = enum.auto()
     WAITING = enum.auto()
     URGENT = enum.auto()
 
@@ -58,6 +60,8 @@ class Fence(Protocol):
 
 T = TypeVar("T")
 ASK_SECONDS = 30.0
+OPEN_POLL_SECONDS = 0.02
+"""Longest polling interval while something is open and nothing moves: a registration or a heartbeat may come."""
 COMMIT_STRIDE_SECONDS = 0.004
 """Decode's looks while prefill computes: the commit of a prompt of one chunk comes without any progress before it."""
 
@@ -86,8 +90,9 @@ class Core:
         sides = [side for side in (self.push, self.book) if side is not None]
         if self._fences or self._dying or any(side.urgent for side in sides):
             return Pace.URGENT
-        moving = any(side.busy for side in sides) and not math.isinf(self.stride)
-        return Pace.WAITING if moving else Pace.IDLE
+        if any(side.busy for side in sides):
+            return Pace.OPEN if math.isinf(self.stride) else Pace.WAITING
+        return Pace.OPEN if self.peers.meeting else Pace.IDLE
 
     def settle(self, fence: Fence | None, settled: Settled) -> None:
         """``settled`` holds once ``fence`` has passed (None: it has). Fences pass in the order in which they came."""
@@ -304,8 +309,9 @@ class TransferThread:
         while not self._stop.is_set():
             self._wake.clear()
             pace = self._turn()
-            if pace is Pace.IDLE:
-                pause = min(self._idle, max(pause, 0.001) * 1.5)
+            if pace in (Pace.IDLE, Pace.OPEN):
+                longest = self._idle if pace is Pace.IDLE else min(self._idle, OPEN_POLL_SECONDS)
+                pause = min(longest, max(pause, 0.001) * 1.5)
             else:
                 stride = 0.0 if pace is Pace.URGENT else min(self.core.stride, self._waiting)
                 pause = max(stride, self._active)

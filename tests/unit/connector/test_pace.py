@@ -23,6 +23,21 @@ def test_nothing_open_is_idle(world: World) -> None:
     assert world.decode.core.pace is Pace.IDLE
 
 
+def test_a_request_that_is_not_booked_yet_is_open(world: World) -> None:
+    world.queue(world.new("t", 32))
+    assert world.prefill.core.pace is Pace.OPEN, "its registration may come any moment"
+
+
+def test_a_peer_that_was_not_heard_yet_is_being_met() -> None:
+    world = World()
+    assert world.decode.core.pace is Pace.IDLE
+    world.net.latency = 0.4
+    world.net.advance(0.1)
+    assert world.decode.core.pace is Pace.OPEN
+    world.net.advance(1.5)
+    assert world.decode.core.pace is Pace.IDLE
+
+
 def test_both_sides_wait_while_prefill_computes_and_hurry_at_the_end(world: World) -> None:
     transfer = world.new("t", 32)
     world.book(transfer)
@@ -33,7 +48,7 @@ def test_both_sides_wait_while_prefill_computes_and_hurry_at_the_end(world: Worl
     world.net.advance(0.02, step=0.02)
     assert world.prefill.core.pace is Pace.WAITING, "half of the prompt is still to be computed"
     world.net.advance(0.5)
-    assert world.prefill.core.pace is Pace.IDLE, "nothing moves until the next chunk has settled"
+    assert world.prefill.core.pace is Pace.OPEN, "nothing moves until the next chunk has settled"
     assert world.decode.core.pace is Pace.URGENT, "what is missing may come with one WRITE as large as the last"
     world.chunk(transfer, 16)
     world.net.advance(0.02, step=0.02)
