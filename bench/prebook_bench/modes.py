@@ -210,6 +210,7 @@ def engine_arguments(
         f"--host={engine.address}",
         f"--port={engine.http_port}",
         "--enforce-eager",
+        "--distributed-executor-backend=vllm.v1.executor.uniproc_executor.UniProcExecutor",
         f"--max-model-len={shape.max_model_len}",
         f"--max-num-batched-tokens={shape.chunk_tokens}",
         f"--max-num-seqs={shape.max_num_seqs}",

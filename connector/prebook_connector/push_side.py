@@ -261,6 +261,11 @@ class PushSide:
         return bool(self._pushes)
 
     @property
+    def expecting(self) -> bool:
+        """Whether a request waits for decode's registration."""
+        return any(push.request_id is not None and not push.registrations for push in self._pushes.values())
+
+    @property
     def urgent(self) -> bool:
         """Whether somebody waits for a WRITE: decode for the last one, or whoever needs the blocks for its drain."""
         return any(

@@ -45,7 +45,7 @@ class ConnectorSettings(BaseModel):
         default=0.0005, ge=0.0, le=0.1, description="Polling interval while a request waits for a transfer's end."
     )
     waiting_poll_seconds: float = Field(
-        default=0.01, gt=0.0, le=0.1, description="Longest polling interval of WRITEs that prefill computes behind."
+        default=0.02, gt=0.0, le=0.1, description="Longest polling interval of WRITEs that prefill computes behind."
     )
     idle_poll_seconds: float = Field(
         default=0.25, gt=0.0, le=1.0, description="Longest polling interval when no transfer is open."

@@ -7,8 +7,8 @@ calls (:meth:`TransferThread.submit`) and picks results up; it never waits for t
 Polling (see :class:`Pace`): every ``active_poll_seconds`` while a request waits for what comes next; at most every
 ``waiting_poll_seconds`` while WRITEs are open that prefill still computes behind, because each look takes time from the
 engine's own thread and hurries nothing as long as the link has something to send; when nothing moves, ever more rarely
-up to ``OPEN_POLL_SECONDS`` while a transfer is open or a peer is being met, and up to ``idle_poll_seconds`` when none
-is. A submitted call wakes the thread at once: a request, which both legs begin with, is one.
+up to ``OPEN_POLL_SECONDS`` while a registration or a peer's first heartbeat is expected, and else up to
+``idle_poll_seconds``. A submitted call wakes the thread at once: a request is one, and so is a chunk that has settled.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fence(Protocol):
 T = TypeVar("T")
 ASK_SECONDS = 30.0
 OPEN_POLL_SECONDS = 0.02
-"""Longest polling interval while something is open and nothing moves: a registration or a heartbeat may come."""
+"""Longest polling interval while nothing moves and a registration or a heartbeat may come any moment."""
 COMMIT_STRIDE_SECONDS = 0.004
 """Decode's looks while prefill computes: the commit of a prompt of one chunk comes without any progress before it."""
 
@@ -90,9 +90,10 @@ class Core:
         sides = [side for side in (self.push, self.book) if side is not None]
         if self._fences or self._dying or any(side.urgent for side in sides):
             return Pace.URGENT
-        if any(side.busy for side in sides):
-            return Pace.OPEN if math.isinf(self.stride) else Pace.WAITING
-        return Pace.OPEN if self.peers.meeting else Pace.IDLE
+        if any(side.busy for side in sides) and not math.isinf(self.stride):
+            return Pace.WAITING
+        expecting = self.peers.meeting or (self.push is not None and self.push.expecting)
+        return Pace.OPEN if expecting else Pace.IDLE
 
     def settle(self, fence: Fence | None, settled: Settled) -> None:
         """``settled`` holds once ``fence`` has passed (None: it has). Fences pass in the order in which they came."""

@@ -48,7 +48,7 @@ def test_both_sides_wait_while_prefill_computes_and_hurry_at_the_end(world: Worl
     world.net.advance(0.02, step=0.02)
     assert world.prefill.core.pace is Pace.WAITING, "half of the prompt is still to be computed"
     world.net.advance(0.5)
-    assert world.prefill.core.pace is Pace.OPEN, "nothing moves until the next chunk has settled"
+    assert world.prefill.core.pace is Pace.IDLE, "nothing moves until the next chunk has settled"
     assert world.decode.core.pace is Pace.URGENT, "what is missing may come with one WRITE as large as the last"
     world.chunk(transfer, 16)
     world.net.advance(0.02, step=0.02)
