@@ -85,6 +85,8 @@ _DISPATCH_MODES: Final = {
 }
 #: Makes decode sample the token that prefill sampled already.
 _FIRST_TOKEN_PROCESSOR: Final = "prebook_connector.first_token:FirstTokenProcessor"
+#: As vLLM runs one rank on a GPU (docs/adr/0024). By its class: the short name is overruled on a CPU.
+_ONE_PROCESS: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +212,7 @@ def engine_arguments(
         f"--host={engine.address}",
         f"--port={engine.http_port}",
         "--enforce-eager",
-        "--distributed-executor-backend=vllm.v1.executor.uniproc_executor.UniProcExecutor",
+        f"--distributed-executor-backend={_ONE_PROCESS}",
         f"--max-model-len={shape.max_model_len}",
         f"--max-num-batched-tokens={shape.chunk_tokens}",
         f"--max-num-seqs={shape.max_num_seqs}",
