@@ -1,9 +1,11 @@
-"""Checks that the shaped link really has its rate: bytes from prefill's namespace to decode's for about a second."""
+"""Plain bytes over the link: whether it really has its rate, and what sending them costs prefill's cores."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 from prebook_bench.rig import Rig, RigError
@@ -39,6 +41,73 @@ block = bytes(1 << 16)
 while time.monotonic() < end:
     peer.sendall(block)
 """
+#: Both wait for a line before they begin, so that their start is not part of what is measured.
+_TAKE: Final = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listening", flush=True)
+peer, _ = listener.accept()
+buffer = bytearray(1 << 18)
+while peer.recv_into(buffer):
+    pass
+"""
+_GIVE: Final = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60)
+block = bytes(1 << 20)
+left = int(sys.argv[3])
+print("connected", flush=True)
+sys.stdin.readline()
+while left > 0:
+    peer.sendall(block[:left])
+    left -= len(block)
+"""
+
+
+@contextlib.contextmanager
+def sending(rig: Rig, *, total: int) -> Iterator[None]:
+    """Sends `total` bytes from prefill's place, on its cores, to decode's over a plain socket while the body runs.
+
+    Raises RigError when they cannot be sent, or were not all sent when the body was done.
+    """
+    where = [rig.decode.address, str(_PORT)]
+    with contextlib.ExitStack() as stack:
+        taker = stack.enter_context(_plain(rig.decode.prefix, rig.decode.cores, _TAKE, where))
+        _expect(taker, "listening")
+        giver = stack.enter_context(_plain(rig.prefill.prefix, rig.prefill.cores, _GIVE, [*where, str(total)]))
+        _expect(giver, "connected")
+        assert giver.stdin is not None
+        giver.stdin.write("go\n")
+        giver.stdin.flush()
+        yield
+        if giver.poll() != 0:
+            raise RigError(
+                "the prompts were computed before the bytes beside them were sent: use longer prompts"
+            )
+
+
+@contextlib.contextmanager
+def _plain(
+    prefix: tuple[str, ...], cores: tuple[int, ...], code: str, arguments: list[str]
+) -> Iterator[subprocess.Popen[str]]:
+    pinned = ["taskset", "-c", ",".join(map(str, cores))]
+    process = subprocess.Popen(
+        [*prefix, *pinned, sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _expect(process: subprocess.Popen[str], word: str) -> None:
+    if process.stdout is None or process.stdout.readline().strip() != word:
+        raise RigError(f"a plain socket between prefill's place and decode's failed before it was {word}")
 
 
 def measure_bits_per_second(rig: Rig, *, seconds: float = 1.5) -> float:

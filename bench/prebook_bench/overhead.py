@@ -5,12 +5,14 @@ the loop run; Prebook with every request transferred. Prefill is kept busy with 
 one chunk: the time until all are answered over the chunks computed. Decode gets a full batch, and a step is one token
 of each request: the median gap between tokens while all of them run, that is, after the last of them was transferred.
 For prefill the third arm includes the work of the transfer itself (copying bytes into sockets, on the engine's only
-core where it has but one).
+core where it has but one). A fourth tells what that is without any connector: prefill without one, while a process on
+its cores sends as many bytes to decode's place over a plain socket.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import enum
 import itertools
@@ -20,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
-from prebook_bench import client, fleet, stats
+from prebook_bench import client, fleet, link, stats
 from prebook_bench.engines import Engine, Pair
 from prebook_bench.fronts import prefill_body
 from prebook_bench.modes import Mode, Role
@@ -37,6 +39,12 @@ class Arm(enum.StrEnum):
     NONE = "none"
     LOADED = "connector, plain requests"
     TRANSFERRING = "connector, transferring"
+    SOCKET = "none, a plain socket beside it"
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The engines that it is measured on."""
+        return (Role.PREFILL,) if self is Arm.SOCKET else tuple(Role)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +82,12 @@ async def measure(options: OverheadOptions, *, setting: Setting) -> dict[str, An
         by_mode = {pair.mode: pair for pair in pairs}
         arms = [
             (by_mode[Mode.NONE], Arm.NONE), (by_mode[Mode.PREBOOK], Arm.LOADED),
-            (by_mode[Mode.PREBOOK], Arm.TRANSFERRING),
+            (by_mode[Mode.PREBOOK], Arm.TRANSFERRING), (by_mode[Mode.NONE], Arm.SOCKET),
         ]  # fmt: skip
         for repeat in range(-1, options.repeats):  # the first round warms up
             for pair, arm in rotated(arms, by=repeat):
                 async with fleet.awake(pair, among=pairs):
-                    for role in Role:
+                    for role in arm.roles:
                         run = _Run(pair=pair, arm=arm, session=session, options=options, setting=setting,
                                    name=f"{setting.seed}-{role}-{repeat}")  # fmt: skip
                         try:
@@ -117,10 +125,17 @@ class _Run:
         """Seconds per chunk of a prefill engine that always has another prompt waiting."""
         options = self.options
         bodies = self._bodies(options.prefill_prompts, tokens=options.prefill_tokens, output=1)
-        started = time.perf_counter()
-        ended = max(await together([self._prefill_leg(body) for body in bodies]))
+        with self._beside():
+            started = time.perf_counter()
+            ended = max(await together([self._prefill_leg(body) for body in bodies]))
         chunk = self.setting.pair.shape.chunk_tokens
         return (ended - started) * chunk / (options.prefill_prompts * options.prefill_tokens)
+
+    def _beside(self) -> contextlib.AbstractContextManager[None]:
+        if self.arm is not Arm.SOCKET:
+            return contextlib.nullcontext()
+        tokens = self.options.prefill_prompts * self.options.prefill_tokens
+        return link.sending(self.setting.rig, total=tokens * self.setting.model.kv_bytes_per_token)
 
     async def _prefill_leg(self, body: dict[str, Any]) -> float:
         """The moment at which prefill's own answer was there."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from prebook_bench import (
     client,
     first_request,
     html_report,
+    link,
     link_use,
     manifest,
     overhead,
+    rig,
     router,
     setting,
     short_prompts,
@@ -90,6 +93,19 @@ def test_overhead_is_taken_within_each_repeat() -> None:
         (Arm.NONE, 1.0), (Arm.LOADED, pytest.approx(1.01)), (Arm.TRANSFERRING, pytest.approx(1.1)),
     ]  # fmt: skip
     assert "1.010 [1.010-1.010]" in tables.overhead_table({"summary": rows})
+
+
+def test_a_plain_socket_is_measured_beside_prefill_only() -> None:
+    assert {arm for arm in Arm if Role.DECODE not in arm.roles} == {Arm.SOCKET}
+    assert all(Role.PREFILL in arm.roles for arm in Arm)
+
+
+def test_bytes_beside_prefill_leave_while_it_computes() -> None:
+    with rig.loopback(cores=((0,), (0,))) as places:
+        with link.sending(places, total=3 << 20):
+            time.sleep(1.0)
+        with pytest.raises(RigError, match="longer prompts"), link.sending(places, total=1 << 34):
+            pass
 
 
 def test_first_requests_are_compared_within_their_pair() -> None:
