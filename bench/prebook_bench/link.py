@@ -81,9 +81,7 @@ def sending(rig: Rig, *, total: int) -> Iterator[None]:
         giver.stdin.flush()
         yield
         if giver.poll() != 0:
-            raise RigError(
-                "the prompts were computed before the bytes beside them were sent: use longer prompts"
-            )
+            raise RigError("the prompts were computed before the bytes beside them were sent: use longer prompts")
 
 
 @contextlib.contextmanager
