@@ -62,7 +62,7 @@ class Push:
     final_groups: Groups | None = None
     registrations: dict[str, Register] = field(default_factory=dict)
     writes: list[OpenWrite] = field(default_factory=list)
-    passed_over_at: float = 0.0  # since when others have gone before it; 0: not
+    passed_over_at: float = 0.0  # since when it has nothing under way because of others; 0: not
     settled_regions: int = 0  # of the last chunk, while it is computed
     rest: Rest | None = None
     held: bool = False  # the scheduler waits for the release

@@ -48,7 +48,7 @@ class ConnectorSettings(BaseModel):
         default=0.02, gt=0.0, le=0.1, description="Longest polling interval of WRITEs that prefill computes behind."
     )
     idle_poll_seconds: float = Field(
-        default=0.25, gt=0.0, le=1.0, description="Longest polling interval when no transfer is open."
+        default=0.25, gt=0.0, le=1.0, description="Longest polling interval while nothing moves."
     )
 
 

@@ -114,14 +114,19 @@ class Writer:
             self._post_layers(push, ledger, push.rest, room, now)
         most = max(1, int(self._rate * TURN_SECONDS) // max(1, self._settings.block_bytes))
         while (write := ledger.next_write(most=most)) is not None:
-            if not room.left(push):
-                push.passed_over_at = push.passed_over_at or now
-                return
-            if not self._leased(push, now):
+            if not self._may_open(push, room, now):
                 return
             opened = self._send(push, ledger, OpenWrite(write, ledger.epoch, [], 0, now), None)
             ledger.post(write)
             self._opened(push, opened, room)
+
+    def _may_open(self, push: Push, room: Room, now: float) -> bool:
+        """Whether another WRITE of this transfer may be opened; notes it when only others' stand in its way."""
+        if room.left(push):
+            return self._leased(push, now)
+        if not push.writes:
+            push.passed_over_at = push.passed_over_at or now
+        return False
 
     @staticmethod
     def _opened(push: Push, write: OpenWrite, room: Room) -> None:
@@ -139,12 +144,7 @@ class Writer:
         settled = self._settings.regions if ledger.complete else push.settled_regions
         if not ledger.complete and not self._worth_a_write(len(rest.range), settled - rest.posted):
             return
-        if settled == rest.posted:
-            return
-        if not room.left(push):
-            push.passed_over_at = push.passed_over_at or now
-            return
-        if not self._leased(push, now):
+        if settled == rest.posted or not self._may_open(push, room, now):
             return
         write = OpenWrite(rest.range, rest.epoch, [], 0, now, rest)
         self._opened(push, self._send(push, ledger, write, (rest.posted, settled)), room)
