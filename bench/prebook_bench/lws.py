@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import subprocess
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,8 +52,19 @@ LWS: Final = Contender(
 )
 
 
+def why_not() -> str | None:
+    """Why it cannot be measured here, or None when it can."""
+    binaries = importlib.import_module("hack.kube.binaries")
+    try:
+        binaries.locate("lws")
+        binaries.module_source("lws", "sigs.k8s.io/lws")
+    except (binaries.BinaryMissing, OSError, subprocess.CalledProcessError) as error:
+        return f"{error}" + (f": {error.stderr.strip()}" if isinstance(error, subprocess.CalledProcessError) else "")
+    return None
+
+
 class LwsProcess(ControllerProcess):
-    """The controller, its kinds and its webhooks on a control plane. Raises BinaryMissing when it is not built."""
+    """The controller, its kinds and its webhooks on a control plane; see :func:`why_not`."""
 
     def __init__(self, plane: Any) -> None:
         binaries = importlib.import_module("hack.kube.binaries")
@@ -86,8 +98,12 @@ class LwsProcess(ControllerProcess):
             health=health,
             log=folder / "lws.log",
         )
-        until("the controller to be ready", self.ready, timeout=60)
-        _install_webhooks(plane, source, port=hooks)
+        try:
+            until("the controller to be ready", self.ready, timeout=60)
+            _install_webhooks(plane, source, port=hooks)
+        except BaseException:
+            self.stop()
+            raise
 
 
 def _install_webhooks(plane: Any, source: Path, *, port: int) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from prebook_bench import machine
 from prebook_bench.creation import NAMESPACES, Contender, Creation, Report, name, namespace
-from prebook_bench.lws import LWS, LwsProcess
+from prebook_bench.lws import LWS, LwsProcess, why_not
 from prebook_bench.operator_process import OperatorProcess, until
 
 AGENT = "prebook-operator"
@@ -73,6 +73,9 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> int:
         module = importlib.import_module("tests.kube.controlplane")
     except ImportError as error:
         print(f"prebook_bench: run this from the root of a checkout: {error}", file=sys.stderr)
+        return 3
+    if args.beside_lws and (reason := why_not()) is not None:
+        print(f"prebook_bench: LWS cannot be measured: {reason}", file=sys.stderr)
         return 3
     report: Report = {"kind": "operator", "machine": machine.describe(command), "runs": []}
     for number in [int(text) for text in args.models.split(",")]:

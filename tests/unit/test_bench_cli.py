@@ -51,6 +51,15 @@ def test_what_cannot_be_measured_is_said(argv: list[str], word: str, capsys: pyt
     assert word in capsys.readouterr().err
 
 
+def test_lws_that_is_not_built_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    assert bench.main(["operator", "--models", "1", "--beside-lws"]) == 3
+    assert "hack/kube/binaries.py lws" in capsys.readouterr().err
+
+
 def test_trace_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(tmp_path), "--out", str(tmp_path / "x.svg")]) == 1
     assert "timeline_dir" in capsys.readouterr().err

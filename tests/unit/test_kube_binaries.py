@@ -30,6 +30,12 @@ def test_missing_program_names_the_remedy() -> None:
         locate("kubectl")
 
 
+def test_what_is_built_on_demand_names_its_own_remedy() -> None:
+    assert all(program.name != "lws" for program in binaries.PROGRAMS), "nobody waits for it in the tests"
+    with pytest.raises(BinaryMissing, match=r"hack/kube/binaries\.py lws"):
+        locate("lws")
+
+
 def test_prebuilt_program_wins_over_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = program(cache_dir() / "kubectl")
     assert locate("kubectl") == cached
