@@ -128,7 +128,7 @@ class Reconciler:
             self._written[key] = self._clock()
         if outcome.trouble is None and (outcome.writes or self._unsettled(key, decision)):
             return Result(after=self._pace.settle, hold=True)
-        return await self._report(key, decision, outcome, target_pairs)
+        return await self._report(snapshot.model, decision, outcome, target_pairs)
 
     async def _apply(self, snapshot: Snapshot, decision: Decision) -> Outcome:
         children = [intent for intent in decision.intents if intent["kind"] != SECRET.kind]
@@ -161,12 +161,16 @@ class Reconciler:
         return outcome
 
     async def _report(
-        self, key: Key, decision: Decision, outcome: Outcome, target_pairs: dict[str, PodPairs]
+        self, model: ModelRecord, decision: Decision, outcome: Outcome, target_pairs: dict[str, PodPairs]
     ) -> Result:
+        key = model.key
         snapshot = await self._observer.observe(key)
         if snapshot is None:
             self._forget(key)
             return Result(after=None)
+        if (snapshot.model.uid, snapshot.model.generation) != (model.uid, model.generation):
+            # What was decided is of another spec: reported under the new generation, it would call that one served.
+            return Result(after=self._pace.settle)
         pairs = await self._serving_pairs(snapshot, decision, target_pairs)
         refusals = await self._observer.refusals(snapshot, decision.target) if decision.step.start else ()
         view = self._view(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prebook_operator.execute import Outcome
 from prebook_operator.kube.errors import RetryLater
 from prebook_operator.kube.transport import Request, Response
 from tests.model_documents import changed, minimal
@@ -63,6 +64,30 @@ async def test_a_creation_is_complete_and_ready() -> None:
     cluster.put_model(spec())
     await FakeOperator(cluster).settle()
     assert len(cluster.children()) == 10
+    assert conditions(cluster)["Ready"] == "True"
+
+
+async def test_a_spec_that_changes_meanwhile_is_not_reported_as_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was decided for the old spec must not be told under the new generation."""
+    cluster = FakeCluster()
+    cluster.put_model(spec())
+    operator = FakeOperator(cluster)
+    await operator.settle()
+    run = operator.executor.run
+
+    async def then_changed(*args: Any) -> Outcome:
+        outcome = await run(*args)
+        cluster.put_model(spec(context=2048))
+        operator.watch()
+        return outcome
+
+    monkeypatch.setattr(operator.executor, "run", then_changed)
+    await operator.look()
+    status = cluster.objects[MODEL_PATH]["status"]
+    assert (status["observedGeneration"], conditions(cluster)["Ready"]) == (1, "True")
+    monkeypatch.setattr(operator.executor, "run", run)
+    await operator.settle()
+    assert cluster.objects[MODEL_PATH]["status"]["observedGeneration"] == 2
     assert conditions(cluster)["Ready"] == "True"
 
 
