@@ -7,7 +7,7 @@ calls (:meth:`TransferThread.submit`) and picks results up; it never waits for t
 Polling (see :class:`Pace`): every ``active_poll_seconds`` while a request waits for what comes next; at most every
 ``waiting_poll_seconds`` while WRITEs are open that prefill still computes behind, because each look takes time from the
 engine's own thread and hurries nothing as long as the link has something to send; when nothing moves, ever more rarely
-up to ``OPEN_POLL_SECONDS`` while a registration or a peer's first heartbeat is expected, and else up to
+up to ``EXPECTING_POLL_SECONDS`` while a registration or a peer's first heartbeat is expected, and else up to
 ``idle_poll_seconds``. A submitted call wakes the thread at once: a request is one, and so is a chunk that has settled.
 """
 
@@ -45,7 +45,7 @@ class Pace(enum.Enum):
     """How soon the thread should look again."""
 
     IDLE = enum.auto()
-    OPEN = enum.auto()
+    EXPECTING = enum.auto()
     WAITING = enum.auto()
     URGENT = enum.auto()
 
@@ -60,7 +60,7 @@ class Fence(Protocol):
 
 T = TypeVar("T")
 ASK_SECONDS = 30.0
-OPEN_POLL_SECONDS = 0.02
+EXPECTING_POLL_SECONDS = 0.02
 """Longest polling interval while nothing moves and a registration or a heartbeat may come any moment."""
 COMMIT_STRIDE_SECONDS = 0.004
 """Decode's looks while prefill computes: the commit of a prompt of one chunk comes without any progress before it."""
@@ -93,7 +93,7 @@ class Core:
         if any(side.busy for side in sides) and not math.isinf(self.stride):
             return Pace.WAITING
         expecting = self.peers.meeting or (self.push is not None and self.push.expecting)
-        return Pace.OPEN if expecting else Pace.IDLE
+        return Pace.EXPECTING if expecting else Pace.IDLE
 
     def settle(self, fence: Fence | None, settled: Settled) -> None:
         """``settled`` holds once ``fence`` has passed (None: it has). Fences pass in the order in which they came."""
@@ -309,14 +309,21 @@ class TransferThread:
         pause = self._active
         while not self._stop.is_set():
             self._wake.clear()
-            pace = self._turn()
-            if pace in (Pace.IDLE, Pace.OPEN):
-                longest = self._idle if pace is Pace.IDLE else min(self._idle, OPEN_POLL_SECONDS)
-                pause = min(longest, max(pause, 0.001) * 1.5)
-            else:
-                stride = 0.0 if pace is Pace.URGENT else min(self.core.stride, self._waiting)
-                pause = max(stride, self._active)
+            pause = self.pause(self._turn(), before=pause)
             self._wake.wait(pause)
+
+    def pause(self, pace: Pace, *, before: float) -> float:
+        """Seconds until the next look, when the pause before it was ``before``."""
+        match pace:
+            case Pace.URGENT:
+                return self._active
+            case Pace.WAITING:
+                return max(min(self.core.stride, self._waiting), self._active)
+            case Pace.EXPECTING:
+                longest = min(self._idle, EXPECTING_POLL_SECONDS)
+            case Pace.IDLE:
+                longest = self._idle
+        return min(longest, max(before, 0.001) * 1.5)
 
     def _turn(self) -> Pace:
         while self._inbox:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from prebook_connector.transfer_thread import COMMIT_STRIDE_SECONDS, Pace
+from prebook_connector.transfer_thread import COMMIT_STRIDE_SECONDS, Pace, TransferThread
 from prebook_connector.writer import FIRST_RATE, SEND_BUFFER_BYTES
 from tests.unit.connector.scenario import World
 
@@ -23,9 +23,9 @@ def test_nothing_open_is_idle(world: World) -> None:
     assert world.decode.core.pace is Pace.IDLE
 
 
-def test_a_request_that_is_not_booked_yet_is_open(world: World) -> None:
+def test_the_registration_of_a_request_is_expected(world: World) -> None:
     world.queue(world.new("t", 32))
-    assert world.prefill.core.pace is Pace.OPEN, "its registration may come any moment"
+    assert world.prefill.core.pace is Pace.EXPECTING, "its registration may come any moment"
 
 
 def test_a_peer_that_was_not_heard_yet_is_being_met() -> None:
@@ -33,7 +33,7 @@ def test_a_peer_that_was_not_heard_yet_is_being_met() -> None:
     assert world.decode.core.pace is Pace.IDLE
     world.net.latency = 0.4
     world.net.advance(0.1)
-    assert world.decode.core.pace is Pace.OPEN
+    assert world.decode.core.pace is Pace.EXPECTING
     world.net.advance(1.5)
     assert world.decode.core.pace is Pace.IDLE
 
@@ -67,6 +67,24 @@ def test_an_end_that_is_asked_for_is_hurried(world: World) -> None:
     assert world.decode.core.pace is Pace.WAITING
     world.abort_decode(transfer)
     assert world.decode.core.pace is Pace.URGENT, "the engine wants its blocks back"
+
+
+def test_pauses_grow_as_far_as_the_pace_allows(world: World) -> None:
+    thread = TransferThread(
+        world.decode.core,
+        active_poll_seconds=0.0005,
+        waiting_poll_seconds=0.003,
+        idle_poll_seconds=0.25,
+        prepare=lambda: None,
+        on_error=lambda error, call: None,
+        name="not started",
+    )
+    longest = dict.fromkeys(Pace, 0.0)
+    for pace in Pace:
+        for _ in range(30):
+            longest[pace] = thread.pause(pace, before=longest[pace])
+    assert longest == {Pace.IDLE: 0.25, Pace.EXPECTING: 0.02, Pace.WAITING: 0.003, Pace.URGENT: 0.0005}
+    assert thread.pause(Pace.IDLE, before=0.0005) == pytest.approx(0.0015), "what has just moved may move again"
 
 
 def test_the_stride_keeps_the_link_busy(world: World) -> None:

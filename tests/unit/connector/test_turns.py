@@ -67,6 +67,18 @@ def test_no_transfer_starves(world: World) -> None:
     assert complete(long)
 
 
+def test_who_fills_the_link_alone_is_not_passed_over(world: World) -> None:
+    """On a link so slow that its own WRITEs take longer than anybody is to be passed over."""
+    world.net.write_seconds = PATIENCE_SECONDS  # a WRITE of two blocks takes twice that
+    long = computed(world, "long", 100)
+    world.net.advance(PATIENCE_SECONDS * 1.5)
+    short = computed(world, "short", 2)
+    own = 2 * PATIENCE_SECONDS
+    ahead = 2 * own  # the WRITEs that were handed over before
+    assert until_done(world, short, most=9.0) <= ahead + own
+    assert long.outcome is None
+
+
 def test_an_engine_that_is_stuck_holds_up_no_other(world: World) -> None:
     stuck = [computed(world, f"stuck-{number}", 8) for number in range(3)]
     world.decode.cut = True
