@@ -41,15 +41,17 @@ block = bytes(1 << 16)
 while time.monotonic() < end:
     peer.sendall(block)
 """
-#: Both wait for a line before they begin, so that their start is not part of what is measured.
+#: The sender waits for a line before it begins, so that its start is not part of what is measured.
 _TAKE: Final = """
 import socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
 print("listening", flush=True)
 peer, _ = listener.accept()
 buffer = bytearray(1 << 18)
-while peer.recv_into(buffer):
-    pass
+total = 0
+while size := peer.recv_into(buffer):
+    total += size
+print(total)
 """
 _GIVE: Final = """
 import socket, sys
@@ -80,8 +82,11 @@ def sending(rig: Rig, *, total: int) -> Iterator[None]:
         giver.stdin.write("go\n")
         giver.stdin.flush()
         yield
-        if giver.poll() != 0:
+        if giver.poll() is None:
             raise RigError("the prompts were computed before the bytes beside them were sent: use longer prompts")
+        arrived, _ = taker.communicate(timeout=30)
+        if arrived.strip() != str(total):
+            raise RigError(f"of {total} bytes beside the prompts only {arrived.strip() or 'some'} arrived")
 
 
 @contextlib.contextmanager

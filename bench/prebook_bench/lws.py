@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import importlib
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,7 +74,7 @@ class LwsProcess(ControllerProcess):
         for path in sorted((source / "config/crd/bases").glob("*.yaml")):
             plane.api.create(_CRDS, yaml.safe_load(path.read_text(encoding="utf-8")))
         for group in (_SETS, _LEADERS):
-            until("the kinds to be served", lambda path=f"/openapi/v3{group}": plane.api.exists(path), timeout=60)  # type: ignore[misc]
+            until("the kinds to be served", partial(plane.api.exists, f"/openapi/v3{group}"), timeout=60)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": _NAMESPACE}})
         health, hooks = free_port(), free_port()
         folder: Path = plane.folder

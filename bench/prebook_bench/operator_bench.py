@@ -137,7 +137,6 @@ class _Run:
         try:
             report: Report = {"models": self._number, "start_seconds": self._until_ready(operator)}
             report["creation"] = self._creation.measure(operator, reported=self._statuses_current)
-            self._until_quiet(operator)
             report["steady"] = self._watch_steady(operator)
             operator, report["hand_over_seconds"] = self._hand_over(operator, signal.SIGTERM, self._number + 1)
             operator, report["take_over_seconds"] = self._hand_over(operator, signal.SIGKILL, self._number + 2)
@@ -348,9 +347,7 @@ def _table(run: Report) -> str:
             "LWS: last request": f"{beside['last_request_seconds']} s (ours: {creation['last_request_seconds']} s)",
             "LWS: requests a set": beside["requests_per_model"],
             "LWS: CPU": f"{beside['cpu_seconds']} s",
-            "LWS: memory now / peak": " / ".join(
-                f"{value / 2**20:.0f} MiB" for value in beside["memory_bytes"].values()
-            ),
+            "LWS: memory now / peak": _mebibytes(beside["memory_bytes"]),
         }
     width = max(map(len, rows))
     return "\n".join([f"{run['models']} models", *(f"  {name:<{width}}  {value}" for name, value in rows.items())])

@@ -156,6 +156,7 @@ def test_engine_flags_differ_only_in_the_connector() -> None:
         engine = identity(mode, Role.PREFILL)
         transfer = kv_transfer_config(engine, control_dir="/c", timeline_dir=None, options=PrebookOptions())
         made = engine_arguments(engine, shape=PAIR.shape, transfer=transfer, dispatch=False)
+        assert "--distributed-executor-backend=vllm.v1.executor.uniproc_executor.UniProcExecutor" in made
         return [flag for flag in made if not flag.startswith(("--kv-transfer-config", "--port"))]
 
     assert flags(Mode.PULL) == flags(Mode.PUSH) == flags(Mode.PREBOOK) == flags(Mode.NONE) == flags(Mode.PREBOOK_FIRST)
