@@ -137,7 +137,7 @@ class Progressive(ApiModel):
     min_bytes: Bytes = "4Mi"
     """Smallest amount worth a write of its own, before the last one."""
     max_in_flight: Annotated[int, Field(ge=1, le=64)] = 2
-    """Most writes to one decode engine that may be under way: what is not, the shortest transfer sends first."""
+    """Most writes to one decode engine that may be under way; the transfer with the least left opens the next one."""
 
 
 class Transfer(ApiModel):
