@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,23 @@ def test_pod_reaches_a_service_by_name(cluster: RealCluster, pods_namespace: str
     wait_phase(cluster.control_plane, pods_namespace, "client", "Succeeded")
     logs = cluster.control_plane.kubectl("logs", "client", "--namespace", pods_namespace)
     assert logs.split() == [server, "65532"]
+
+
+def test_the_nodes_link_address_outlives_its_pods(cluster: RealCluster) -> None:
+    """A port with a lower address than any other comes and goes, as a pod's may."""
+
+    def address() -> str:
+        (bridge,) = json.loads(cluster.node.enter(["ip", "-j", "link", "show", "cni0"]))
+        return str(bridge["address"])
+
+    before = address()
+    pair = "ip link add lower address 02:00:00:00:00:01 type veth peer name other"
+    cluster.node.enter(["sh", "-c", f"{pair} && ip link set lower master cni0 up"])
+    try:
+        assert address() == before
+    finally:
+        cluster.node.enter(["ip", "link", "delete", "lower"])
+    assert address() == before
 
 
 def test_exec_reaches_the_pod(cluster: RealCluster, pods_namespace: str, server: str) -> None:
