@@ -6,7 +6,8 @@ one chunk: the time until all are answered over the chunks computed. Decode gets
 of each request: the median gap between tokens while all of them run, that is, after the last of them was transferred.
 For prefill the third arm includes the work of the transfer itself (copying bytes into sockets, on the engine's only
 core where it has but one). A fourth tells what that is without any connector: prefill without one, while a process on
-its cores sends as many bytes to decode's place over a plain socket.
+its cores sends as many bytes to decode's place over a plain socket. Everything is started several times, for the
+reason that ``short-prompts`` gives.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class Arm(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class OverheadOptions:
-    """How often each arm runs, and its load: prompts at once and their tokens for prefill, requests at once, their
-    prompt tokens and output tokens for decode."""
+    """How often everything is started and each arm runs then, and its load: prompts at once and their tokens for
+    prefill; requests at once, their prompt tokens and output tokens for decode."""
 
+    starts: int
     repeats: int
     prefill_prompts: int
     prefill_tokens: int
@@ -66,6 +68,7 @@ class Step:
 
     role: Role
     arm: Arm
+    start: int
     repeat: int
     seconds: float
 
@@ -75,6 +78,22 @@ async def measure(options: OverheadOptions, *, setting: Setting) -> dict[str, An
     about = setting.about()
     steps: list[Step] = []
     errors: list[dict[str, Any]] = []
+    for start in range(options.starts):
+        await _start(start, options=options, setting=setting, steps=steps, errors=errors)
+    return {
+        "measurement": "overhead",
+        **about,
+        "load": dataclasses.asdict(options),
+        "summary": summarise(steps),
+        "steps": [dataclasses.asdict(step) for step in steps],
+        "errors": errors,
+    }
+
+
+async def _start(
+    start: int, *, options: OverheadOptions, setting: Setting, steps: list[Step], errors: list[dict[str, Any]]
+) -> None:
+    """Starts both pairs and runs every arm; what comes of it goes into `steps` and `errors`."""
     async with (
         fleet.running_pairs(setting.modes, rig=setting.rig, options=setting.pair, progress=setting.progress) as pairs,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
@@ -89,25 +108,19 @@ async def measure(options: OverheadOptions, *, setting: Setting) -> dict[str, An
                 async with fleet.awake(pair, among=pairs):
                     for role in arm.roles:
                         run = _Run(pair=pair, arm=arm, session=session, options=options, setting=setting,
-                                   name=f"{setting.seed}-{role}-{repeat}")  # fmt: skip
+                                   name=f"{setting.seed}-{role}-{start}-{repeat}")  # fmt: skip
                         try:
                             async with asyncio.timeout(setting.timeout_s):
                                 seconds = await (run.prefill() if role is Role.PREFILL else run.decode())
                         except FAILURES as error:
-                            errors.append({"target": arm, "role": role, "repeat": repeat, "error": words(error)})
+                            errors.append({"target": arm, "role": role, "start": start, "repeat": repeat,
+                                           "error": words(error)})  # fmt: skip
                             pair.check_alive()
                             continue
                         if repeat >= 0:
-                            steps.append(Step(role=role, arm=arm, repeat=repeat, seconds=seconds))
-                            setting.progress(f"{role}, {arm}, repeat {repeat + 1}: {seconds * 1e3:.2f} ms a step")
-    return {
-        "measurement": "overhead",
-        **about,
-        "load": dataclasses.asdict(options),
-        "summary": summarise(steps),
-        "steps": [dataclasses.asdict(step) for step in steps],
-        "errors": errors,
-    }
+                            steps.append(Step(role=role, arm=arm, start=start, repeat=repeat, seconds=seconds))
+                            setting.progress(f"start {start + 1}/{options.starts}, repeat {repeat + 1}, {role}, {arm}: "
+                                             f"{seconds * 1e3:.2f} ms a step")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,24 +204,33 @@ def full_batch_step(arrivals: Sequence[Sequence[float]]) -> float:
 def summarise(steps: Sequence[Step]) -> list[dict[str, Any]]:
     """One row per engine and arm: median step, and its ratio to the arm without a connector. Pure.
 
-    The ratio is the median of those within each repeat, with a 95 % bootstrap interval.
+    A ratio is taken within a repeat; see :func:`stats.bootstrap_groups`, the starts being the groups. `starts_differ`:
+    the arm's slowest start over its fastest.
     """
     rows = []
     for role in Role:
-        base = {step.repeat: step.seconds for step in steps if step.role is role and step.arm is Arm.NONE}
+        base = {(step.start, step.repeat): step.seconds for step in steps if step.role is role and step.arm is Arm.NONE}
         for arm in Arm:
             mine = [step for step in steps if step.role is role and step.arm is arm]
             if not mine:
                 continue
-            ratios = [step.seconds / base[step.repeat] for step in mine if step.repeat in base]
-            interval = stats.bootstrap(ratios, statistic=stats.median) if ratios else None
+            by_start: dict[int, list[float]] = {}
+            ratios: dict[int, list[float]] = {}
+            for step in mine:
+                by_start.setdefault(step.start, []).append(step.seconds)
+                if (step.start, step.repeat) in base:
+                    ratios.setdefault(step.start, []).append(step.seconds / base[step.start, step.repeat])
+            medians = [stats.median(seconds) for seconds in by_start.values()]
+            interval = stats.bootstrap_groups(list(ratios.values())) if ratios else None
             rows.append(
                 {
                     "role": role,
                     "arm": arm,
+                    "starts": len(by_start),
                     "repeats": len(mine),
                     "step_s": stats.median([step.seconds for step in mine]),
                     "to_none": dataclasses.asdict(interval) if interval else None,
+                    "starts_differ": max(medians) / min(medians),
                 }
             )
     return rows

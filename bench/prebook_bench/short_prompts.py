@@ -3,6 +3,9 @@
 Both engines have the same core and the same flags; they take turns in blocks, the other one frozen. Prebook's
 dispatcher sees that a prompt is at most `localPrefillMaxTokens` long and has decode compute it, so what is compared is
 the dispatcher and a connector with nothing to do. Requests are sent one after the other.
+
+Two starts of the very same engine differ by a few per cent, for as long as they run (where their memory lies decides
+what fits into the caches). So everything is started several times, and a ratio's interval covers that.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, TypeVar
 
 import aiohttp
 
@@ -20,6 +23,8 @@ from prebook_bench.engines import Pair
 from prebook_bench.modes import Mode
 from prebook_bench.setting import FAILURES, Setting, rotated, warm_up, words
 
+K = TypeVar("K", bound=Hashable)
+
 #: One engine alone first: ratios are Prebook's figure over it.
 MODES: Final = (Mode.NONE, Mode.PREBOOK)
 _METRICS: Final = ("ttft", "tpot", "e2e")
@@ -27,10 +32,11 @@ _METRICS: Final = ("ttft", "tpot", "e2e")
 
 @dataclasses.dataclass(frozen=True)
 class ShortOptions:
-    """Prompt lengths, tokens per answer, blocks and requests per block, for each mode and length."""
+    """Prompt lengths, tokens per answer, starts, blocks per start, and requests per block for each mode and length."""
 
     lengths: tuple[int, ...]
     output: int
+    starts: int
     blocks: int
     requests: int
 
@@ -41,6 +47,7 @@ class Short:
 
     mode: Mode
     tokens: int
+    start: int
     block: int
     ttft: float
     tpot: float
@@ -52,6 +59,23 @@ async def measure(options: ShortOptions, *, setting: Setting) -> dict[str, Any]:
     about = setting.about()
     taken: list[Short] = []
     errors: list[dict[str, Any]] = []
+    for start in range(options.starts):
+        await _start(start, options=options, setting=setting, taken=taken, errors=errors)
+    return {
+        "measurement": "short-prompts",
+        **about,
+        "local_prefill_max_tokens": setting.pair.local_prefill_max_tokens,
+        "output_tokens": options.output,
+        "summary": summarise(taken),
+        "requests": [dataclasses.asdict(one) for one in taken],
+        "errors": errors,
+    }
+
+
+async def _start(
+    start: int, *, options: ShortOptions, setting: Setting, taken: list[Short], errors: list[dict[str, Any]]
+) -> None:
+    """Starts both engines and measures all blocks; what comes of it goes into `taken` and `errors`."""
     async with (
         fleet.running_pairs(setting.modes, rig=setting.rig, options=setting.pair, progress=setting.progress) as pairs,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
@@ -68,20 +92,14 @@ async def measure(options: ShortOptions, *, setting: Setting) -> dict[str, Any]:
         for block in range(options.blocks):
             for pair in rotated(pairs, by=block):
                 async with fleet.awake(pair, among=pairs):
-                    found, failed = await _block(pair, block=block, session=session, options=options,
+                    found, failed = await _block(pair, start=start, block=block, session=session, options=options,
                                                  setting=setting)  # fmt: skip
                 taken += found
                 errors += failed
-                setting.progress(f"{pair.mode}, block {block + 1}/{options.blocks}: {len(found)} answered")
-    return {
-        "measurement": "short-prompts",
-        **about,
-        "local_prefill_max_tokens": setting.pair.local_prefill_max_tokens,
-        "output_tokens": options.output,
-        "summary": summarise(taken),
-        "requests": [dataclasses.asdict(one) for one in taken],
-        "errors": errors,
-    }
+                setting.progress(
+                    f"start {start + 1}/{options.starts}, block {block + 1}/{options.blocks}, {pair.mode}: "
+                    f"{len(found)} answered"
+                )
 
 
 async def _warm(number: int, *, pair: Pair, session: aiohttp.ClientSession, setting: Setting) -> None:
@@ -90,13 +108,13 @@ async def _warm(number: int, *, pair: Pair, session: aiohttp.ClientSession, sett
 
 
 async def _block(
-    pair: Pair, *, block: int, session: aiohttp.ClientSession, options: ShortOptions, setting: Setting
+    pair: Pair, *, start: int, block: int, session: aiohttp.ClientSession, options: ShortOptions, setting: Setting
 ) -> tuple[list[Short], list[dict[str, Any]]]:
     url = f"{pair.decode.identity.base_url}/v1/completions"
     found, errors = [], []
     for number in range(options.requests):
         for tokens in options.lengths:
-            body = setting.body(tokens, output=options.output, seed=f"{setting.seed}-{tokens}-{block}-{number}")
+            body = setting.body(tokens, output=options.output, seed=f"{setting.seed}-{tokens}-{start}-{block}-{number}")
             try:
                 async with asyncio.timeout(setting.timeout_s):
                     answer = await client.stream(session, url, body=body)
@@ -106,36 +124,53 @@ async def _block(
                 errors.append({"target": pair.mode, "phase": "measure", "tokens": tokens, "error": words(error)})
                 pair.check_alive()
                 continue
-            found.append(Short(mode=pair.mode, tokens=tokens, block=block, ttft=answer.ttft, tpot=answer.tpot or 0.0,
-                               e2e=answer.end))  # fmt: skip
+            found.append(Short(mode=pair.mode, tokens=tokens, start=start, block=block, ttft=answer.ttft,
+                               tpot=answer.tpot or 0.0, e2e=answer.end))  # fmt: skip
     return found, errors
 
 
 def summarise(taken: Sequence[Short]) -> list[dict[str, Any]]:
-    """One row per length and metric: both medians, and Prebook's over the other with a 95 % bootstrap interval. Pure.
+    """One row per length and metric: both medians, and Prebook's over the other's with a 95 % interval. Pure.
 
-    `within_noise`: the interval of the ratio holds 1, or is below it.
+    A ratio is that of the medians of one block; see :func:`stats.bootstrap_groups`, the starts being the groups.
+    `within_noise`: the interval holds 1, or is below it. `starts_differ`: the engine alone, its slowest start's median
+    over its fastest's.
     """
     alone, ours = MODES
     rows = []
     for tokens in dict.fromkeys(one.tokens for one in taken):
         for metric in _METRICS:
-            values = {
-                mode: [getattr(one, metric) for one in taken if one.mode is mode and one.tokens == tokens]
-                for mode in MODES
-            }
-            if not all(values.values()):
+            mine = [one for one in taken if one.tokens == tokens]
+            blocks = _medians(mine, metric=metric, key=lambda one: (one.start, one.block, one.mode))
+            ratios: dict[int, list[float]] = {}
+            for start, block, mode in blocks:
+                if mode is ours and (start, block, alone) in blocks:
+                    ratio = blocks[start, block, ours] / blocks[start, block, alone]
+                    ratios.setdefault(start, []).append(ratio)
+            if not ratios:
                 continue
-            ratio = stats.bootstrap_ratio(values[ours], values[alone], statistic=stats.median)
+            interval = stats.bootstrap_groups(list(ratios.values()))
+            both = _medians(mine, metric=metric, key=lambda one: one.mode)
+            starts = _medians([one for one in mine if one.mode is alone], metric=metric, key=lambda one: one.start)
             rows.append(
                 {
                     "tokens": tokens,
                     "metric": metric,
-                    "requests": len(values[ours]),
-                    "alone_s": stats.median(values[alone]),
-                    "prebook_s": stats.median(values[ours]),
-                    "ratio": dataclasses.asdict(ratio),
-                    "within_noise": ratio.low <= 1,
+                    "starts": len(ratios),
+                    "requests": sum(one.mode is ours for one in mine),
+                    "alone_s": both[alone],
+                    "prebook_s": both[ours],
+                    "ratio": dataclasses.asdict(interval),
+                    "within_noise": interval.low <= 1,
+                    "starts_differ": max(starts.values()) / min(starts.values()),
                 }
             )
     return rows
+
+
+def _medians(taken: Sequence[Short], *, metric: str, key: Callable[[Short], K]) -> dict[K, float]:
+    """Medians of a metric over the requests with the same key."""
+    groups: dict[K, list[float]] = {}
+    for one in taken:
+        groups.setdefault(key(one), []).append(getattr(one, metric))
+    return {found: stats.median(values) for found, values in groups.items()}

@@ -68,29 +68,24 @@ def bootstrap(
     )
 
 
-def bootstrap_ratio(
-    above: Sequence[float],
-    below: Sequence[float],
-    *,
-    statistic: Callable[[Sequence[float]], float],
-    confidence: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
+def bootstrap_groups(
+    groups: Sequence[Sequence[float]], *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> Interval:
-    """Percentile-bootstrap interval of a ratio of the same statistic of two independent samples.
+    """Mean of the groups' medians; its interval comes from drawing groups, and then values in each.
 
-    Raises ValueError for an empty sample.
+    For values that belong together, as those of one process do: what differs from group to group is part of the noise,
+    and more values in a group do not make it less. Raises ValueError when a group, or the lot, is empty.
     """
-    if not above or not below:
+    if not groups or not all(groups):
         raise ValueError("bootstrap of an empty sample")
     source = random.Random(seed)
     estimates = sorted(
-        statistic(source.choices(above, k=len(above))) / statistic(source.choices(below, k=len(below)))
+        mean([median(source.choices(group, k=len(group))) for group in source.choices(groups, k=len(groups))])
         for _ in range(resamples)
     )
     tail = (1 - confidence) / 2 * 100
     return Interval(
-        value=statistic(above) / statistic(below),
+        value=mean([median(group) for group in groups]),
         low=percentile(estimates, p=tail),
         high=percentile(estimates, p=100 - tail),
     )

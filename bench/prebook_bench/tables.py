@@ -128,16 +128,18 @@ def first_table(report: dict[str, Any]) -> str:
 
 def short_table(report: dict[str, Any]) -> str:
     """The summary of a ``short-prompts`` report."""
-    header = ["tokens", "metric", "n", "alone ms", "Prebook ms", "ratio", "within noise"]
+    header = ["tokens", "metric", "starts", "n", "alone ms", "Prebook ms", "ratio", "within noise", "starts differ"]
     rows = [
         [
             str(row["tokens"]),
             row["metric"],
+            str(row["starts"]),
             str(row["requests"]),
             f"{row['alone_s'] * 1e3:.2f}",
             f"{row['prebook_s'] * 1e3:.2f}",
             ratio(row["ratio"]),
             "yes" if row["within_noise"] else "no",
+            f"{row['starts_differ']:.3f}",
         ]
         for row in report["summary"]
     ]
@@ -146,14 +148,16 @@ def short_table(report: dict[str, Any]) -> str:
 
 def overhead_table(report: dict[str, Any]) -> str:
     """The summary of an ``overhead`` report."""
-    header = ["engine", "arm", "n", "step ms", "to no connector"]
+    header = ["engine", "arm", "starts", "n", "step ms", "to no connector", "starts differ"]
     rows = [
         [
             str(row["role"]),
             str(row["arm"]),
+            str(row["starts"]),
             str(row["repeats"]),
             f"{row['step_s'] * 1e3:.2f}",
             ratio(row["to_none"]),
+            f"{row['starts_differ']:.3f}",
         ]
         for row in report["summary"]
     ]

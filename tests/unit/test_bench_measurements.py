@@ -84,7 +84,7 @@ async def test_requests_at_once_fail_with_the_failure_itself() -> None:
 
 def test_overhead_is_taken_within_each_repeat() -> None:
     steps = [
-        Step(role=Role.DECODE, arm=arm, repeat=repeat, seconds=base * factor)
+        Step(role=Role.DECODE, arm=arm, start=0, repeat=repeat, seconds=base * factor)
         for repeat, base in ((0, 0.010), (1, 0.020), (2, 0.010))  # the machine was slower in the second repeat
         for arm, factor in ((Arm.NONE, 1.0), (Arm.LOADED, 1.01), (Arm.TRANSFERRING, 1.1))
     ]
@@ -126,7 +126,8 @@ def test_first_requests_are_compared_within_their_pair() -> None:
 def test_short_prompts_are_within_noise_unless_the_whole_interval_is_above_one() -> None:
     def requests(mode: Mode, ttft: float) -> list[Short]:
         return [
-            Short(mode=mode, tokens=16, block=0, ttft=ttft + n / 1e3, tpot=0.01, e2e=1.0 + n / 1e3) for n in range(30)
+            Short(mode=mode, tokens=16, start=n % 3, block=n % 2, ttft=ttft + n / 1e3, tpot=0.01, e2e=1.0 + n / 1e3)
+            for n in range(30)
         ]
 
     rows = short_prompts.summarise(requests(Mode.NONE, 0.050) + requests(Mode.PREBOOK, 0.150))
@@ -139,12 +140,30 @@ def test_short_prompts_are_within_noise_unless_the_whole_interval_is_above_one()
     assert "no" in tables.short_table({"summary": rows})
 
 
-def test_ratio_of_medians_has_an_interval_around_it() -> None:
-    found = stats.bootstrap_ratio([2.0, 2.1, 1.9] * 10, [1.0, 1.05, 0.95] * 10, statistic=stats.median)
-    assert found.low <= found.value <= found.high
-    assert found.value == pytest.approx(2.0)
-    with pytest.raises(ValueError, match="empty"):
-        stats.bootstrap_ratio([], [1.0], statistic=stats.median)
+def test_more_values_of_one_group_do_not_narrow_what_differs_between_groups() -> None:
+    few, many = (stats.bootstrap_groups([[1.0] * n, [1.2] * n, [1.1] * n]) for n in (2, 200))
+    assert few == many
+    assert few.value == pytest.approx(1.1)
+    assert (few.low, few.high) == (pytest.approx(1.0, abs=0.04), pytest.approx(1.2, abs=0.04))
+    for groups in ([], [[1.0], []]):
+        with pytest.raises(ValueError, match="empty"):
+            stats.bootstrap_groups(groups)
+
+
+def test_what_differs_from_start_to_start_is_noise() -> None:
+    """Two of four starts were slower with Prebook, by far more than requests of one start differ."""
+    requests = [
+        Short(mode=mode, tokens=16, start=start, block=block, ttft=0.1, tpot=0.010 * factor, e2e=1.0)
+        for start, slower in enumerate((1.05, 0.99, 1.05, 0.99))
+        for mode, factor in ((Mode.NONE, 1.0 + start / 100), (Mode.PREBOOK, slower * (1.0 + start / 100)))
+        for block in range(50)
+    ]
+    (row,) = (row for row in short_prompts.summarise(requests) if row["metric"] == "tpot")
+    assert row["ratio"]["value"] == pytest.approx(1.02)
+    assert (row["starts"], row["within_noise"]) == (4, True)
+    assert row["starts_differ"] == pytest.approx(1.03)
+    only = short_prompts.summarise([one for one in requests if one.start == 0])
+    assert not next(row for row in only if row["metric"] == "tpot")["within_noise"]
 
 
 async def test_a_target_that_never_warms_up_is_reported_not_dropped() -> None:

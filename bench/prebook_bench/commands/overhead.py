@@ -19,7 +19,8 @@ def register(commands: arguments.Commands) -> None:
         description=overhead.__doc__,
         formatter_class=arguments.Help,
     )
-    command.add_argument("--repeats", type=arguments.positive, default=8, help="turns of each arm")
+    command.add_argument("--starts", type=arguments.positive, default=4, help="times that both pairs are started")
+    command.add_argument("--repeats", type=arguments.positive, default=4, help="turns of each arm per start")
     command.add_argument("--prefill-prompts", type=arguments.positive, default=4, help="prompts at once for prefill")
     command.add_argument("--prefill-tokens", type=arguments.positive, default=2048, help="tokens of each")
     command.add_argument("--decode-requests", type=arguments.positive, default=8, help="requests at once for decode")
@@ -35,6 +36,7 @@ def register(commands: arguments.Commands) -> None:
 def run(args: argparse.Namespace, command: Sequence[str]) -> int:
     """Measures; 1 when an arm has no figure."""
     options = overhead.OverheadOptions(
+        starts=args.starts,
         repeats=args.repeats,
         prefill_prompts=args.prefill_prompts,
         prefill_tokens=args.prefill_tokens,

@@ -21,7 +21,8 @@ def register(commands: arguments.Commands) -> None:
     )
     command.add_argument("--tokens", type=arguments.whole_numbers, default="16,60", help="prompt lengths")
     command.add_argument("--output", type=arguments.positive, default=16, help="tokens of each answer")
-    command.add_argument("--blocks", type=arguments.positive, default=6, help="turns of each mode")
+    command.add_argument("--starts", type=arguments.positive, default=4, help="times that both engines are started")
+    command.add_argument("--blocks", type=arguments.positive, default=4, help="turns of each mode per start")
     command.add_argument("--requests", type=arguments.positive, default=10, help="per turn and length")
     command.add_argument("--local-prefill-max-tokens", type=arguments.positive, default=64,
                          help="what decode computes itself")  # fmt: skip
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> int:
     if max(args.tokens) > args.local_prefill_max_tokens:
         raise ValueError(f"prompts of more than {args.local_prefill_max_tokens} tokens are not prefilled by decode")
     options = short_prompts.ShortOptions(
-        lengths=args.tokens, output=args.output, blocks=args.blocks, requests=args.requests
+        lengths=args.tokens, output=args.output, starts=args.starts, blocks=args.blocks, requests=args.requests
     )
     pair = arguments.pair_options(args, local_prefill_max_tokens=args.local_prefill_max_tokens)
     with arguments.setting_of(args, short_prompts.MODES, pair=pair, command=command, timeout_s=args.timeout) as setting:
