@@ -75,4 +75,14 @@ class PrebookMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
     def is_empty(self) -> bool:
         """Whether the worker has nothing to do."""
-        return not any(part for name, part in vars(self).items() if name != "computes")
+        return not (
+            self.announcements
+            or self.preempted
+            or self.admissions
+            or self.steps
+            or self.finished
+            or self.aborted
+            or self.bookings
+            or self.cancelled
+            or self.abandoned
+        )

@@ -94,6 +94,7 @@ class MemoryRecorder:
         self._samples: dict[str, list[float]] = defaultdict(list)
         self._gauges: dict[str, float] = {}
         self._told: dict[str, float] = {}
+        self._news = False
 
     def count(self, name: str, labels: tuple[str, ...] = (), by: float = 1.0) -> None:
         """Adds ``by`` to a counter of :data:`COUNTERS`."""
@@ -102,6 +103,7 @@ class MemoryRecorder:
         with self._lock:
             self._totals[key(name, labels)] += by
             self._counts[key(name, labels)] += by
+            self._news = True
 
     def observe(self, name: str, value: float) -> None:
         """Adds a sample to a histogram of :data:`HISTOGRAMS`."""
@@ -113,6 +115,7 @@ class MemoryRecorder:
             else:
                 self._counts["dropped_samples"] += 1
                 self._totals["dropped_samples"] += 1
+            self._news = True
 
     def gauge(self, name: str, value: float) -> None:
         """Sets a gauge of :data:`GAUGES`."""
@@ -120,6 +123,7 @@ class MemoryRecorder:
             raise ValueError(f"no gauge {name}")
         with self._lock:
             self._gauges[name] = value
+            self._news = True
 
     def totals(self) -> dict[str, float]:
         """Counters since start, keyed ``name|label``."""
@@ -128,7 +132,10 @@ class MemoryRecorder:
 
     def take(self) -> dict[str, Any] | None:
         """What came since the last call, None when nothing did."""
+        if not self._news:  # nearly every step
+            return None
         with self._lock:
+            self._news = False
             changed = {name: value for name, value in self._gauges.items() if self._told.get(name) != value}
             if not self._counts and not self._samples and not changed:
                 return None

@@ -63,6 +63,9 @@ class Results:
         Waits a moment for some when something is open and the step computes nothing: the engine would otherwise look
         again every millisecond, and see a result up to a millisecond late.
         """
+        if not (self._sending or self._recving or self._sent or self._outcomes):
+            # Read in this order, an id that moves from one to another is at worst seen by the next step.
+            return KVConnectorTransferResults(), set()
         with self._condition:
             if not self._computes and not self._sent and not self._outcomes and (self._sending or self._recving):
                 self._condition.wait(IDLE_STEP_WAIT_SECONDS)

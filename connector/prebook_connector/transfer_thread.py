@@ -85,12 +85,17 @@ class Core:
         self._dying: dict[str, Peer] = {}
 
     @property
+    def busy(self) -> bool:
+        """Whether any transfer is open."""
+        return any(side.busy for side in (self.push, self.book) if side is not None)
+
+    @property
     def pace(self) -> Pace:
         """Whether something moves, and whether somebody waits for it."""
         sides = [side for side in (self.push, self.book) if side is not None]
         if self._fences or self._dying or any(side.urgent for side in sides):
             return Pace.URGENT
-        if any(side.busy for side in sides) and not math.isinf(self.stride):
+        if self.busy and not math.isinf(self.stride):
             return Pace.WAITING
         expecting = self.peers.meeting or (self.push is not None and self.push.expecting)
         return Pace.EXPECTING if expecting else Pace.IDLE

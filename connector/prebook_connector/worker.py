@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from prebook_connector.book_side import BookSide
 from prebook_connector.control import ControlError, ControlServer
+from prebook_connector.gauges import Gauges
 from prebook_connector.layers import LayerWatch
 from prebook_connector.metadata import PrebookMetadata
 from prebook_connector.nixl_link import NixlLink, fetch_payloads
@@ -77,6 +78,7 @@ class PrebookWorker:
         self._thread: TransferThread | None = None
         self._control: ControlServer | None = None
         self._core: Core | None = None
+        self._gauges: Gauges | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -111,6 +113,7 @@ class PrebookWorker:
             name=f"prebook-transfer-{self._rank}",
         )
         self._thread.start()
+        self._gauges = Gauges(self._thread, self._recorder)
         if self._settings.control_dir is not None:
             handlers = {"peers": self._op_peers, "status": self._op_status, "fail": self._op_fail,
                         "drain": self._op_drain, "transfer": self._op_transfer,
@@ -258,6 +261,11 @@ class PrebookWorker:
             time.sleep(0.0005)
         thread.ask(core.sever, request_ids, time.monotonic())
 
+    @property
+    def watches_layers(self) -> bool:
+        """Whether this step computes the last chunk of a prompt, whose layers are pushed one by one."""
+        return bool(self._layers.watched)
+
     def layer_done(self, layer_name: str) -> None:
         """A layer of this step has been launched (on CPU: has run)."""
         regions = self._layers.done(layer_name)
@@ -287,16 +295,8 @@ class PrebookWorker:
 
     def measure(self) -> None:
         """Sets the gauges, once a step."""
-        if self._thread is None or self._core is None:
-            return
-        book, push, now = self._core.book, self._core.push, time.monotonic()
-        if book is not None:
-            self._recorder.gauge("booked_blocks", book.booked_blocks)
-            self._recorder.gauge("quarantined_blocks", book.quarantined(now))
-        if push is not None:
-            self._recorder.gauge("open_pushes", push.open)
-        self._recorder.gauge("queue_depth", self._thread.depth())
-        self._recorder.gauge("peers_attached", sum(peer.attached for peer in list(self._core.peers.peers.values())))
+        if self._gauges is not None:
+            self._gauges.measure(time.monotonic())
 
     def _running(self) -> tuple[TransferThread, Core]:
         if self._thread is None or self._core is None:

@@ -279,10 +279,10 @@ class DispatchMiddleware:
         headers = replaced(
             list(scope["headers"]), content_length=str(len(raw)), transfer_encoding=None, x_prebook_token=None
         )
-        send: Send = channel.send
+        send = channel.direct
         if local is not None:
             self._totals.count_local(local)
-            send = _marking(channel, local)
+            send = _marking(send, local)
         await self._app({**scope, "headers": headers}, channel.replay(raw), send)
 
     async def _refuse(self, channel: ClientChannel, refusal: Refusal) -> None:
@@ -307,14 +307,14 @@ class DispatchMiddleware:
         )
 
 
-def _marking(channel: ClientChannel, local: LocalReason) -> Send:
-    async def send(message: Message) -> None:
+def _marking(send: Send, local: LocalReason) -> Send:
+    async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
             mark = (b"x-prebook-local", local.value.encode())
             message = {**message, "headers": [*message.get("headers", ()), mark]}
-        await channel.send(message)
+        await send(message)
 
-    return send
+    return marked
 
 
 def _is_form(scope: Scope) -> bool:

@@ -97,6 +97,11 @@ class ClientChannel:
 
         return receive
 
+    @property
+    def direct(self) -> Send:
+        """The server's own send, for a request that is the engine's alone: a token on its way pays for nothing here."""
+        return self._send
+
     async def send(self, message: Message) -> None:
         """Passes a message to the client; a second response start (after a change of legs) is left out."""
         async with self._sending:

@@ -209,4 +209,10 @@ def test_the_recorder_knows_its_metrics() -> None:
     }
     recorder.gauge("booked_blocks", 3.0)
     assert recorder.take() is None, "an unchanged gauge is no news"
-    assert recorder.totals() == {"transfers|committed": 1.0}
+    for record in (lambda: recorder.count("writes"), lambda: recorder.observe("overlap_ratio", 1.0)):
+        record()
+        assert recorder.take() is not None
+        assert recorder.take() is None
+    recorder.gauge("booked_blocks", 4.0)
+    assert recorder.take() == {"counts": {}, "samples": {}, "gauges": {"booked_blocks": 4.0}}
+    assert recorder.totals() == {"transfers|committed": 1.0, "writes": 1.0}

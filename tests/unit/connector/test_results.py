@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import fields
 
 from prebook_connector.book_side import Outcome
 from prebook_connector.metadata import PrebookMetadata
@@ -50,4 +51,19 @@ def test_unknown_ids_never_reach_the_engine() -> None:
 
 def test_a_step_without_news_has_nothing_for_the_worker() -> None:
     assert PrebookMetadata(computes=True).is_empty()
-    assert not PrebookMetadata(preempted=["r"]).is_empty()
+    parts = [field.name for field in fields(PrebookMetadata) if field.name != "computes"]
+    assert len(parts) == 9
+    for part in parts:
+        assert not PrebookMetadata(**{part: ["something"]}).is_empty(), part
+
+
+def test_a_step_without_anything_open_takes_no_lock() -> None:
+    results = Results()
+    with results._condition:
+        asked = threading.Thread(target=results.take)
+        asked.start()
+        asked.join(5)
+        assert not asked.is_alive()
+    results.expect_sending("r")
+    results.sent("r")
+    assert results.take()[0].finished_sending == {"r"}, "what has ended is still to be taken"

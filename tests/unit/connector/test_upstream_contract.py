@@ -16,7 +16,9 @@ pytest.importorskip("vllm", reason="needs the engine extra: vLLM is not installe
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, metadata, push_scheduler, push_worker
+from vllm.model_executor.layers.attention import kv_transfer_utils
 from vllm.v1.core.sched import output, scheduler
+from vllm.v1.worker import gpu_model_runner, kv_connector_model_runner_mixin
 
 from prebook_connector import upstream
 
@@ -55,6 +57,13 @@ def parameters(function: Any) -> list[str]:
 )
 def test_signatures(owner: Any, name: str, expected: list[str]) -> None:
     assert parameters(getattr(owner, name)) == expected
+
+
+def test_only_the_hooks_of_a_layer_ask_whether_there_is_metadata() -> None:
+    """PrebookConnector answers "no" to spare a step those hooks."""
+    assert "has_connector_metadata()" in inspect.getsource(kv_transfer_utils.maybe_transfer_kv_layer)
+    for module in (kv_connector_model_runner_mixin, gpu_model_runner):
+        assert "has_connector_metadata" not in inspect.getsource(module)
 
 
 def test_our_write_has_the_signature_that_upstream_calls() -> None:
