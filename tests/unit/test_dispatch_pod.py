@@ -64,7 +64,10 @@ async def test_without_a_token_file_no_leg_is_accepted(tmp_path: Path) -> None:
         assert (await pod.call(request()).finish()).status == 200
 
 
-async def test_load_of_legs_is_in_the_identity(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "headers"), [(LEG, {"x-prebook-token": TOKEN}), ({"max_tokens": 1}, {})], ids=["leg", "relayed"]
+)
+async def test_load_is_in_the_identity(tmp_path: Path, body: dict[str, Any], headers: dict[str, str]) -> None:
     async with rig(tmp_path, role="prefill", peers=0) as pod:
         gate = asyncio.Event()
 
@@ -74,7 +77,7 @@ async def test_load_of_legs_is_in_the_identity(tmp_path: Path) -> None:
             await send({"type": "http.response.body", "body": b"{}", "more_body": False})
 
         pod.engine.answer = wait
-        calls = [pod.call(request(**LEG), headers={"x-prebook-token": TOKEN}) for _ in range(2)]
+        calls = [pod.call(request(**body), headers=headers) for _ in range(2)]
         await until(lambda: len(pod.engine.legs) == 2)
         assert (await pod.get("/prebook/v1/identity")).json()["load"] == {"legs": 2, "tokens": 400}
         gate.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -302,6 +303,27 @@ async def test_where_it_cannot_be_shown_decode_begins(pod_rig: Any, finish: str,
         call = await pod.call(request(stream=True)).finish()
         assert texts(call.content) == " Rome is"
         assert len(pod.connector.offered) == (finish == "length")
+
+
+async def test_samplers_that_disagree_are_no_fault_of_prefills(pod_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pod_rig(peers=2) as pod:
+        for peer in pod.peers:
+            peer.act = begins(" Paris", kv_after=0.1)
+        pod.engine.answer = says(" Paris", " is")
+        control = pod.middleware._control
+        disagree = [None, True]
+
+        async def offer(transfer_id: str, token: int) -> bool | None:
+            return disagree.pop(0)
+
+        monkeypatch.setattr(control, "offer_first_token", offer)
+        call = await pod.call(request(stream=True)).finish()
+        assert texts(call.content) == " Paris is"
+        assert [len(peer.legs) for peer in pod.peers] == [1, 1], "the second leg went to the other one"
+        status = await pod.status()
+        assert status["requests"]["retried"] == 1
+        ready = pod.middleware._discovery.table.ready(now=time.monotonic())
+        assert len(ready) == 2, "neither is avoided"
 
 
 async def test_a_transfer_that_fails_later_is_continued_from_the_same_token(pod_rig: Any) -> None:

@@ -10,9 +10,10 @@ Scopes other than HTTP, and HTTP requests that carry no body, pass through untou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -188,12 +189,14 @@ class DispatchMiddleware:
     async def _prefill_side(
         self, scope: Scope, channel: ClientChannel, path: str, raw: bytes, parsed: bodies.Parsed | None
     ) -> None:
-        """Legs need the token; requests without transfer parameters are served as by any vLLM (debugging)."""
+        """Legs need the token; requests without transfer parameters are served as by any vLLM: those that decode pods
+        relay because one token is all that is wanted, and whoever asks this pod directly."""
         presented = header(scope, TOKEN_HEADER.encode())
         body = parsed.body if parsed is not None else None
         found = body is not None and bodies.strip(body)[1] > 0
         if presented is None and not found:
-            await self._pass(scope, channel, raw)
+            with self._counted(path, body):
+                await self._pass(scope, channel, raw)
             return
         refusal = self._token.check(presented)
         if refusal is None and body is not None and not bodies.is_prefill_params(body.get(bodies.KV_PARAMS)):
@@ -205,12 +208,22 @@ class DispatchMiddleware:
         if refusal is not None or body is None:
             await self._refuse(channel, refusal or Refusal.BAD_PARAMETERS)
             return
+        metrics.LEGS.inc()
+        with self._counted(path, body):
+            await self._pass(scope, channel, raw)
+
+    @contextlib.contextmanager
+    def _counted(self, path: str, body: bodies.Body | None) -> Iterator[None]:
+        """Counts a prompt into the load that this pod reports, as long as it is served: every decode pod reads there
+        what the others have sent."""
+        if body is None or path not in bodies.DISPATCHED:
+            yield
+            return
         tokens = bodies.estimate_tokens(path, body)
         self._work.legs += 1
         self._work.leg_tokens += tokens
-        metrics.LEGS.inc()
         try:
-            await self._pass(scope, channel, raw)
+            yield
         finally:
             self._work.legs -= 1
             self._work.leg_tokens -= tokens

@@ -204,7 +204,7 @@ class Exchange:
         now = services.clock()
         self._last = failure
         metrics.LEG_FAILURES.labels(failure.value).inc()
-        if failure not in (Failure.CLIENT_ERROR, Failure.DECODE_ERROR):
+        if failure.is_the_peers:
             services.discovery.table.avoid(attempt.peer.address, until=now + _AVOID_SECONDS)
         plan = self._next(failure, told=False)
         if isinstance(plan, policy.Wait):

@@ -45,7 +45,7 @@ class Lead:
         metrics.FIRST_TOKENS.labels(outcome).inc()
         self.request_id = request_id
         if outcome == "split":
-            raise AttemptFailed(Failure.TRANSFER_FAILED)
+            raise AttemptFailed(Failure.FIRST_TOKEN_SPLIT)
 
     async def _take(self, transfer_id: str, leg: DecodeLeg, answer: LegAnswer) -> str:
         found = opening(self._path, answer.document, (answer.params or {}).get("first_token_id"))

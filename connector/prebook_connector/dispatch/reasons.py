@@ -45,7 +45,13 @@ class Failure(StrEnum):
     TRANSFER_DEADLINE = "transfer_deadline"
     TRANSFER_FAILED = "transfer_failed"
     DECODE_ERROR = "decode_error"
+    FIRST_TOKEN_SPLIT = "first_token_split"
     FIRST_BYTE_DEADLINE = "first_byte_deadline"
+
+    @property
+    def is_the_peers(self) -> bool:
+        """Whether the prefill peer, or the way to it, may be at fault: then others are tried first for a while."""
+        return self not in (Failure.CLIENT_ERROR, Failure.DECODE_ERROR, Failure.FIRST_TOKEN_SPLIT)
 
 
 class Refusal(StrEnum):
@@ -98,6 +104,7 @@ _FAILURES: dict[StrEnum, str] = {
     Failure.TRANSFER_DEADLINE: "the KV cache did not arrive in time",
     Failure.TRANSFER_FAILED: "the connector gave the transfer up by itself",
     Failure.DECODE_ERROR: "the engine failed while it waited for the KV cache",
+    Failure.FIRST_TOKEN_SPLIT: "some samplers of this pod had prefill's first token, others began with their own",
     Failure.FIRST_BYTE_DEADLINE: "no answer before the deadline",
 }
 _REFUSALS: dict[StrEnum, str] = {
