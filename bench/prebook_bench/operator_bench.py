@@ -26,7 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from prebook_bench import machine
+from prebook_bench import arguments, machine
 from prebook_bench.creation import NAMESPACES, Contender, Creation, Report, name, namespace
 from prebook_bench.lws import LWS, LwsProcess, why_not
 from prebook_bench.operator_process import OperatorProcess, until
@@ -46,7 +46,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument(
-        "--models", default="1,100,1000", metavar="N,…", help="numbers of models (default: %(default)s)"
+        "--models",
+        type=arguments.whole_numbers,
+        default="1,100,1000",
+        metavar="N,…",
+        help="numbers of models (default: %(default)s)",
     )
     command.add_argument(
         "--steady",
@@ -78,7 +82,7 @@ def run(args: argparse.Namespace, command: Sequence[str]) -> int:
         print(f"prebook_bench: LWS cannot be measured: {reason}", file=sys.stderr)
         return 3
     report: Report = {"kind": "operator", "machine": machine.describe(command), "runs": []}
-    for number in [int(text) for text in args.models.split(",")]:
+    for number in args.models:
         with _control_plane(module) as plane:
             report["runs"].append(_Run(plane, number, steady=args.steady, timeout=args.timeout).measure())
         if args.beside_lws:
