@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from prebook_connector.book_side import BookingRequest, Outcome
 from prebook_connector.params import digest
+from prebook_connector.transfer_thread import Core, TransferThread
 from tests.unit.connector.fake_net import BLOCK, REGIONS, Net, Node
 
 
@@ -179,3 +180,16 @@ class World:
         self.prefill = Node(self.net, f"P#{len(self.net.nodes)}", "prefill")
         self.introduce()
         return old
+
+
+def resting_thread(core: Core) -> TransferThread:
+    """The thread of ``core``, with intervals that tell the paces apart; it is not started."""
+    return TransferThread(
+        core,
+        active_poll_seconds=0.0005,
+        waiting_poll_seconds=0.003,
+        idle_poll_seconds=0.25,
+        prepare=lambda: None,
+        on_error=lambda error, call: None,
+        name="not started",
+    )

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
 from prebook_connector.gauges import MEASURE_SECONDS, Gauges
 from prebook_connector.recorder import MemoryRecorder
-from prebook_connector.transfer_thread import Core, TransferThread
-from tests.unit.connector.scenario import World
+from prebook_connector.transfer_thread import Core
+from tests.unit.connector.scenario import World, resting_thread
 
 
 def gauges_of(core: Core, recorder: MemoryRecorder) -> Gauges:
-    thread = TransferThread(
-        core,
-        active_poll_seconds=0.001,
-        waiting_poll_seconds=0.02,
-        idle_poll_seconds=0.25,
-        prepare=lambda: None,
-        on_error=lambda error, call: None,
-        name="never-started",
-    )
-    return Gauges(thread, recorder)
+    return Gauges(resting_thread(core), recorder)
 
 
 def measured(gauges: Gauges, recorder: MemoryRecorder, now: float) -> dict[str, float]:
     gauges.measure(now)
     taken = recorder.take()
     return taken["gauges"] if taken is not None else {}
-
-
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.net.advance(1.0)
-    return world
 
 
 def test_a_booking_shows_at_once_and_so_does_its_end(world: World) -> None:

@@ -15,13 +15,6 @@ from tests.unit.connector.scenario import Transfer, World
 from tests.unit.connector.test_protocol_flow import FakeEvent, complete, quiet, run_prefill
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.net.advance(1.0)
-    return world
-
-
 def told(watch: LayerWatch, layers: list[str]) -> list[int]:
     watch.begin(["r"])
     return [watch.done(layer) for layer in layers]

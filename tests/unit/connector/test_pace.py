@@ -6,16 +6,9 @@ import math
 
 import pytest
 
-from prebook_connector.transfer_thread import COMMIT_STRIDE_SECONDS, Pace, TransferThread
+from prebook_connector.transfer_thread import COMMIT_STRIDE_SECONDS, Pace
 from prebook_connector.writer import FIRST_RATE, SEND_BUFFER_BYTES
-from tests.unit.connector.scenario import World
-
-
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.net.advance(1.0)
-    return world
+from tests.unit.connector.scenario import World, resting_thread
 
 
 def test_nothing_open_is_idle(world: World) -> None:
@@ -70,15 +63,7 @@ def test_an_end_that_is_asked_for_is_hurried(world: World) -> None:
 
 
 def test_pauses_grow_as_far_as_the_pace_allows(world: World) -> None:
-    thread = TransferThread(
-        world.decode.core,
-        active_poll_seconds=0.0005,
-        waiting_poll_seconds=0.003,
-        idle_poll_seconds=0.25,
-        prepare=lambda: None,
-        on_error=lambda error, call: None,
-        name="not started",
-    )
+    thread = resting_thread(world.decode.core)
     longest = dict.fromkeys(Pace, 0.0)
     for pace in Pace:
         for _ in range(30):

@@ -9,13 +9,6 @@ from tests.unit.connector.fake_net import LEASE
 from tests.unit.connector.scenario import Transfer, World
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.net.advance(1.0)
-    return world
-
-
 def run_prefill(world: World, transfer: Transfer, *, chunk: int = 8) -> None:
     world.queue(transfer)
     while not transfer.finished:
