@@ -214,23 +214,21 @@ def summarise(steps: Sequence[Step]) -> list[dict[str, Any]]:
             mine = [step for step in steps if step.role is role and step.arm is arm]
             if not mine:
                 continue
-            by_start: dict[int, list[float]] = {}
+            starts = stats.medians(mine, key=lambda step: step.start, value=lambda step: step.seconds)
             ratios: dict[int, list[float]] = {}
             for step in mine:
-                by_start.setdefault(step.start, []).append(step.seconds)
                 if (step.start, step.repeat) in base:
                     ratios.setdefault(step.start, []).append(step.seconds / base[step.start, step.repeat])
-            medians = [stats.median(seconds) for seconds in by_start.values()]
             interval = stats.bootstrap_groups(list(ratios.values())) if ratios else None
             rows.append(
                 {
                     "role": role,
                     "arm": arm,
-                    "starts": len(by_start),
+                    "starts": len(starts),
                     "repeats": len(mine),
                     "step_s": stats.median([step.seconds for step in mine]),
                     "to_none": dataclasses.asdict(interval) if interval else None,
-                    "starts_differ": max(medians) / min(medians),
+                    "starts_differ": max(starts.values()) / min(starts.values()),
                 }
             )
     return rows

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Final
 
 import aiohttp
 
@@ -22,8 +23,6 @@ from prebook_bench import client, fleet, stats
 from prebook_bench.engines import Pair
 from prebook_bench.modes import Mode
 from prebook_bench.setting import FAILURES, Setting, rotated, warm_up, words
-
-K = TypeVar("K", bound=Hashable)
 
 #: One engine alone first: ratios are Prebook's figure over it.
 MODES: Final = (Mode.NONE, Mode.PREBOOK)
@@ -140,8 +139,8 @@ def summarise(taken: Sequence[Short]) -> list[dict[str, Any]]:
     rows = []
     for tokens in dict.fromkeys(one.tokens for one in taken):
         for metric in _METRICS:
-            mine = [one for one in taken if one.tokens == tokens]
-            blocks = _medians(mine, metric=metric, key=lambda one: (one.start, one.block, one.mode))
+            mine, seconds = [one for one in taken if one.tokens == tokens], attrgetter(metric)
+            blocks = stats.medians(mine, key=lambda one: (one.start, one.block, one.mode), value=seconds)
             ratios: dict[int, list[float]] = {}
             for start, block, mode in blocks:
                 if mode is ours and (start, block, alone) in blocks:
@@ -150,8 +149,8 @@ def summarise(taken: Sequence[Short]) -> list[dict[str, Any]]:
             if not ratios:
                 continue
             interval = stats.bootstrap_groups(list(ratios.values()))
-            both = _medians(mine, metric=metric, key=lambda one: one.mode)
-            starts = _medians([one for one in mine if one.mode is alone], metric=metric, key=lambda one: one.start)
+            both = stats.medians(mine, key=lambda one: one.mode, value=seconds)
+            starts = stats.medians([one for one in mine if one.mode is alone], key=lambda one: one.start, value=seconds)
             rows.append(
                 {
                     "tokens": tokens,
@@ -166,11 +165,3 @@ def summarise(taken: Sequence[Short]) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def _medians(taken: Sequence[Short], *, metric: str, key: Callable[[Short], K]) -> dict[K, float]:
-    """Medians of a metric over the requests with the same key."""
-    groups: dict[K, list[float]] = {}
-    for one in taken:
-        groups.setdefault(key(one), []).append(getattr(one, metric))
-    return {found: stats.median(values) for found, values in groups.items()}

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 def percentile(values: Sequence[float], *, p: float) -> float:
@@ -27,6 +31,14 @@ def percentile(values: Sequence[float], *, p: float) -> float:
 def median(values: Sequence[float]) -> float:
     """The 50th percentile."""
     return percentile(values, p=50)
+
+
+def medians(items: Iterable[T], *, key: Callable[[T], K], value: Callable[[T], float]) -> dict[K, float]:
+    """The median of ``value`` over the items with the same ``key``, by key, in the order in which keys appear."""
+    groups: dict[K, list[float]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(value(item))
+    return {found: median(values) for found, values in groups.items()}
 
 
 def mean(values: Sequence[float]) -> float:
@@ -61,11 +73,8 @@ def bootstrap(
         raise ValueError("bootstrap of an empty sample")
     source = random.Random(seed)
     size = len(values)
-    estimates = sorted(statistic(source.choices(values, k=size)) for _ in range(resamples))
-    tail = (1 - confidence) / 2 * 100
-    return Interval(
-        value=statistic(values), low=percentile(estimates, p=tail), high=percentile(estimates, p=100 - tail)
-    )
+    estimates = [statistic(source.choices(values, k=size)) for _ in range(resamples)]
+    return _interval(statistic(values), estimates, confidence=confidence)
 
 
 def bootstrap_groups(
@@ -79,16 +88,16 @@ def bootstrap_groups(
     if not groups or not all(groups):
         raise ValueError("bootstrap of an empty sample")
     source = random.Random(seed)
-    estimates = sorted(
+    estimates = [
         mean([median(source.choices(group, k=len(group))) for group in source.choices(groups, k=len(groups))])
         for _ in range(resamples)
-    )
+    ]
+    return _interval(mean([median(group) for group in groups]), estimates, confidence=confidence)
+
+
+def _interval(value: float, estimates: Sequence[float], *, confidence: float) -> Interval:
     tail = (1 - confidence) / 2 * 100
-    return Interval(
-        value=mean([median(group) for group in groups]),
-        low=percentile(estimates, p=tail),
-        high=percentile(estimates, p=100 - tail),
-    )
+    return Interval(value=value, low=percentile(estimates, p=tail), high=percentile(estimates, p=100 - tail))
 
 
 def requests_needed(p: float, *, beyond: int = 5) -> int:

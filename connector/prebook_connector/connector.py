@@ -47,7 +47,6 @@ class PrebookConnector(NixlBaseConnector):  # type: ignore[misc]
         self._worker: PrebookWorker | None = None
         self._control: ControlServer | None = None
         self._blocks: KVCacheManager | None = None
-        self._by_layer = False  # asked once a layer
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = PrebookScheduler(vllm_config, self.engine_id, kv_cache_config, recorder=self._recorder)
             self.connector_scheduler = self._scheduler
@@ -105,14 +104,13 @@ class PrebookConnector(NixlBaseConnector):  # type: ignore[misc]
         worker, _ = self._working()
         if isinstance(kv_connector_metadata, PrebookMetadata):
             worker.before_forward(kv_connector_metadata)
-            self._by_layer = worker.watches_layers
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Nothing: what is to load was handed over before the forward pass."""
 
     def has_connector_metadata(self) -> bool:
         """Whether vLLM calls the hooks around each layer: only in a step in which one is waited for."""
-        return self._by_layer
+        return self._worker is not None and self._worker.watches_layers
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """A layer of this step has run (not called where a whole CUDA graph is replayed)."""

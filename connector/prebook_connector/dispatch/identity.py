@@ -22,7 +22,7 @@ class SideChannel(BaseModel):
 
 
 class Load(BaseModel):
-    """Work that a pod has at hand: legs (or requests) in flight and their prompt tokens."""
+    """Work that a pod has at hand: prompts that it computes, for a leg or as a whole request, and their tokens."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
