@@ -7,6 +7,7 @@ When one fails after a vLLM upgrade: read the named upstream code again, adapt `
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from vllm.v1.core.sched import output, scheduler
 from vllm.v1.worker import gpu_model_runner, kv_connector_model_runner_mixin
 
 from prebook_connector import upstream
+from prebook_connector.connector import PrebookConnector
+from prebook_connector.metadata import PrebookMetadata
 
 
 def parameters(function: Any) -> list[str]:
@@ -60,7 +63,12 @@ def test_signatures(owner: Any, name: str, expected: list[str]) -> None:
 
 
 def test_only_the_hooks_of_a_layer_ask_whether_there_is_metadata() -> None:
-    """PrebookConnector answers "no" to spare a step those hooks."""
+    """PrebookConnector answers "no" to spare a step those hooks, unless it pushes layers."""
+    connector = object.__new__(PrebookConnector)
+    for watches in (True, False):
+        connector._worker = SimpleNamespace(watches_layers=watches)
+        connector._connector_metadata = PrebookMetadata()
+        assert connector.has_connector_metadata() is watches
     assert "has_connector_metadata()" in inspect.getsource(kv_transfer_utils.maybe_transfer_kv_layer)
     for module in (kv_connector_model_runner_mixin, gpu_model_runner):
         assert "has_connector_metadata" not in inspect.getsource(module)
@@ -148,8 +156,6 @@ def test_the_worker_asks_for_preemptions_before_it_touches_blocks() -> None:
 
 def test_a_layer_is_told_after_its_kv_was_written_and_regions_are_ordered_by_layer() -> None:
     """What the last chunk's WRITEs by layer stand on (``DataPath.layer_regions``, ``LayerWatch``)."""
-    from vllm.model_executor.layers.attention import kv_transfer_utils
-
     assert parameters(base.KVConnectorBase_V1.save_kv_layer) == [
         "self", "layer_name", "kv_layer", "attn_metadata", "kwargs"
     ]  # fmt: skip
