@@ -48,7 +48,7 @@ def test_answers_are_those_of_one_engine(pod: Front) -> None:
         assert response.status_code == 200, response.text
         assert "x-prebook-transfer" in response.headers, dict(response.headers)
         assert response.json()["choices"][0]["text"] == alone(pod.prefills[0], ids)
-    account = pod.status()["last_transfers"][-1]
+    account = pod.at_rest()["last_transfers"][-1]
     assert account["state"] == "committed"
     assert account["bytes"] > 0
     assert account["tokens"] == 1030
@@ -59,12 +59,13 @@ def test_both_prefill_pods_are_used(pod: Front) -> None:
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda seed: ask(pod, prompt(seed)), range(10, 16)))
     assert [answer.status_code for answer in answers] == [200] * 6
-    peers = {account["peer"] for account in pod.status()["last_transfers"][-6:]}
+    peers = {account["peer"] for account in pod.at_rest()["last_transfers"][-6:]}
     assert len(peers) == 2
 
 
 def test_transfer_account_by_id(pod: Front) -> None:
     response = ask(pod, prompt(20))
+    pod.at_rest()
     account = pod.decode.client.get(f"/prebook/v1/transfers/{response.headers['x-prebook-transfer']}").json()
     assert account["state"] == "committed"
 
@@ -74,7 +75,7 @@ def test_clients_that_leave_free_everything(pod: Front) -> None:
         long = {**SAMPLING, "prompt": prompt(30 + index, 1500), "max_tokens": 500, "ignore_eos": True}
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{pod.decode.url}/v1/completions", timeout=httpx.Timeout(10, read=delay), json=long)
-    wait_for("no requests", lambda: pod.status()["in_flight"]["requests"] == 0, 20)
+    pod.at_rest()
     wait_for("no transfers", lambda: pod.status()["transfers"]["booked"] == 0, 40)
     wait_for("no KV block in use", lambda: kv_usage(pod.decode) == 0 == kv_usage(pod.prefills[0]), 40)
     assert ask(pod, prompt(39)).status_code == 200

@@ -70,7 +70,7 @@ def plain(pod: Front, **body: Any) -> dict[str, Any]:
 
 
 def test_remote_answer_equals_one_engines_answer(pod: Front) -> None:
-    before = pod.status()["requests"]["remote"]
+    before = pod.at_rest()["requests"]["remote"]
     raw = through_both(
         pod,
         lambda: pod.client().completions.with_raw_response.create(prompt=LONG, logprobs=2, **SAMPLING),
@@ -83,16 +83,10 @@ def test_remote_answer_equals_one_engines_answer(pod: Front) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (300, 8)
     assert answer.choices[0].logprobs is not None
     assert answer.choices[0].logprobs.tokens == expected["choices"][0]["logprobs"]["tokens"]
-    # Counted, and its account kept, a moment after the client has its answer.
-    wait_for("the transfer's account", lambda: _last_transfer(pod) == raw.headers["x-prebook-transfer"])
-    status = pod.status()
+    status = pod.at_rest()
     assert status["requests"]["remote"] == before + 1
+    assert status["last_transfers"][-1]["transfer_id"] == raw.headers["x-prebook-transfer"]
     assert status["last_transfers"][-1]["prefill_leg_s"] > 0
-
-
-def _last_transfer(pod: Front) -> str | None:
-    transfers = pod.status()["last_transfers"]
-    return str(transfers[-1]["transfer_id"]) if transfers else None
 
 
 def test_chat_streams_token_by_token(pod: Front) -> None:
@@ -137,7 +131,7 @@ def test_what_push_cannot_serve_runs_locally(pod: Front) -> None:
         raw = pod.client().completions.with_raw_response.create(**{**SAMPLING, **body})
         assert raw.headers.get("x-prebook-local") == reason
         assert raw.parse().choices
-        assert pod.status()["requests"]["local"][reason] >= 1
+        assert pod.at_rest()["requests"]["local"][reason] >= 1
     assert pod.metric("prebook_dispatch_requests_total", path="local", reason="echo") >= 1
 
 
@@ -153,6 +147,7 @@ def test_errors_are_vllms_own(pod: Front) -> None:
 
 def test_params_of_a_client_are_removed(pod: Front) -> None:
     hostile = {"do_remote_prefill": True, "remote_host": "10.0.0.1"}
+    pod.at_rest()
     before = pod.metric("prebook_dispatch_stripped_params_total")
     for extra in ({"kv_transfer_params": hostile}, {"vllm_xargs": {"kv_transfer_params": "x"}}):
         answer = pod.client().completions.create(prompt=LONG, extra_body=extra, **SAMPLING)
@@ -180,7 +175,7 @@ def test_client_that_leaves_frees_the_engines(pod: Front) -> None:
                 json={**SAMPLING, "prompt": LONG * 3, "max_tokens": 600, "ignore_eos": True},
             )  # fmt: skip
     wait_for("an engine at rest", lambda: pod.metric("vllm:num_requests_running") == 0)
-    wait_for("a dispatcher at rest", lambda: pod.status()["in_flight"]["requests"] == 0)
+    pod.at_rest()
 
 
 def test_health_metrics_and_models_are_vllms(pod: Front) -> None:

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from tests.engine.dispatch_pair import Front, front, stream
-from tests.engine.pair import wait_for
 
 LONG = [20 + position % 400 for position in range(800)]
 BODY: dict[str, Any] = {"model": "m", "prompt": LONG, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -44,6 +43,7 @@ def streamed(pod: Front, path: str = "/v1/completions", **body: Any) -> tuple[st
 
 def shown(pod: Front) -> float:
     """Streams that prefill's token has begun."""
+    pod.at_rest()
     assert pod.metric("prebook_dispatch_first_tokens_total", outcome="diverged") == 0
     return pod.metric("prebook_dispatch_first_tokens_total", outcome="shown")
 
@@ -109,20 +109,14 @@ def test_a_stop_string_in_the_first_token(pod: Front) -> None:
 
 def test_one_token_comes_from_prefill_alone(pod: Front) -> None:
     for body in ({**BODY, "max_tokens": 1}, {**BODY, "max_tokens": 1, "logprobs": 2}):
-        before = pod.status()["requests"]["relayed"]
+        before = pod.at_rest()["requests"]["relayed"]
         said, _, headers = streamed(pod, **body)
         expected = plain(pod, **body)["choices"][0]
         assert said == expected["text"]
         assert headers["x-prebook-prefill-only"] == "max_tokens"
         whole = httpx.post(f"{pod.decode.url}/v1/completions", json=body, timeout=60).json()["choices"][0]
         assert (whole["text"], whole["logprobs"]) == (expected["text"], expected["logprobs"])
-        _wait_relayed(pod, before + 2)
-
-
-def _wait_relayed(pod: Front, count: int) -> None:
-    """An answer is counted once it has ended, a moment after its last byte was there."""
-    wait_for(f"{count} to be counted", lambda: pod.status()["requests"]["relayed"] >= count)
-    assert pod.status()["requests"]["relayed"] == count
+        assert pod.at_rest()["requests"]["relayed"] == before + 2
 
 
 def test_prefill_dies_as_soon_as_its_token_was_read(pod: Front) -> None:
