@@ -166,7 +166,7 @@ def _link(report: dict[str, Any], *, targets: Sequence[str], rates: Sequence[flo
         ]
         if series:
             title = f"Leaving prefill at {rate:g} requests/s"
-            pictures.append(Markup(plots.lines(title, series, x_label="seconds", y_label="Mbit/s", dots=False)))
+            pictures.append(Markup(plots.lanes(title, series, x_label="seconds", y_label="Mbit/s")))
     rows = [
         [
             use["target"],

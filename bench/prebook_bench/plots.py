@@ -1,4 +1,4 @@
-"""Plots of a report as SVG text: cumulative distributions, lines with intervals, grouped bars. Pure."""
+"""Plots of a report as SVG text: cumulative distributions, lines, and filled lanes over one axis of time. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ _TOP: Final = 78.0
 _BOTTOM: Final = 44.0
 _INSIDE: Final = _WIDTH - _LEFT - _RIGHT
 _TALL: Final = _HEIGHT - _TOP - _BOTTOM
+_LANE: Final = 56.0
+_LANE_GAP: Final = 26.0
+_LANES_TOP: Final = 56.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +48,8 @@ def cdf(title: str, series: Sequence[Series], *, unit: str) -> str:
     return svg.document([*body, *_legend(shown)], width=_WIDTH, height=_HEIGHT, label=title)
 
 
-def lines(title: str, series: Sequence[Series], *, x_label: str, y_label: str, dots: bool = True) -> str:
-    """Points joined by lines, in the order of x, each with a dot that tells its value where there are few."""
+def lines(title: str, series: Sequence[Series], *, x_label: str, y_label: str) -> str:
+    """Points joined by lines, in the order of x, each with a dot that tells its value."""
     shown = [s for s in series if s.points]
     x_top = svg.nice_ticks(max((x for s in shown for x, _ in s.points), default=1.0))
     values = [y for s in shown for _, y in s.points] or [1.0]
@@ -56,9 +59,34 @@ def lines(title: str, series: Sequence[Series], *, x_label: str, y_label: str, d
         points = [(_x(x, x_top[-1]), _y(y, y_ticks[-1], low=y_ticks[0])) for x, y in sorted(one.points)]
         body.append(svg.polyline(points, stroke=one.colour))
         for (x, y), (value_x, value_y) in zip(points, sorted(one.points), strict=True):
-            if dots:
-                body.append(svg.dot(x, y, fill=one.colour, title=f"{one.name}: {value_y:.4g} at {value_x:g}"))
+            body.append(svg.dot(x, y, fill=one.colour, title=f"{one.name}: {value_y:.4g} at {value_x:g}"))
     return svg.document([*body, *_legend(shown)], width=_WIDTH, height=_HEIGHT, label=title)
+
+
+def lanes(title: str, series: Sequence[Series], *, x_label: str, y_label: str) -> str:
+    """One lane per series, filled from 0 up to its points, all to the same scales: for curves that would hide each
+    other."""
+    shown = [s for s in series if s.points]
+    x_ticks = svg.nice_ticks(max((x for s in shown for x, _ in s.points), default=1.0))
+    y_top = svg.nice_ticks(max((y for s in shown for _, y in s.points), default=1.0))[-1]
+    bottom = _LANES_TOP + len(shown) * (_LANE + _LANE_GAP)
+    body = [svg.text(12, 22, f"{title}, {y_label}", size=15, extra='font-weight="600"')]
+    for index, one in enumerate(shown):
+        base = _LANES_TOP + index * (_LANE + _LANE_GAP) + _LANE
+        for share in (0.0, 0.5, 1.0):
+            y = base - share * _LANE
+            body.append(svg.line(_LEFT, y, _WIDTH - _RIGHT, y))
+            if share != 0.5:
+                label = f"{share * y_top:g}"
+                body.append(svg.text(_LEFT - 8, y + 4, label, size=13, anchor="end", fill=svg.FAINT))
+        outline = [(_x(x, x_ticks[-1]), base - _LANE * y / y_top) for x, y in sorted(one.points)]
+        body.append(svg.area([(outline[0][0], base), *outline, (outline[-1][0], base)], fill=one.colour))
+        body.append(svg.text(_LEFT, base - _LANE - 6, one.name, size=13.5))
+    for tick in x_ticks:
+        x = _x(tick, x_ticks[-1])
+        body.append(svg.text(x, bottom - _LANE_GAP + 18, f"{tick:g}", size=13, anchor="middle", fill=svg.FAINT))
+    body.append(svg.text(_WIDTH - _RIGHT, bottom + 8, x_label, size=13, anchor="end", fill=svg.FAINT))
+    return svg.document(body, width=_WIDTH, height=bottom + 18, label=title)
 
 
 def _frame(title: str, *, x_ticks: Sequence[float], x_label: str, y_ticks: Sequence[float], y_format: str) -> list[str]:

@@ -50,6 +50,12 @@ def polyline(points: Sequence[tuple[float, float]], *, stroke: str, width: float
     return f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{number(width)}"/>'
 
 
+def area(points: Sequence[tuple[float, float]], *, fill: str) -> str:
+    """A filled shape, closed from the last point to the first."""
+    path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+    return f'<polygon points="{path}" fill="{fill}"/>'
+
+
 def dot(x: float, y: float, *, fill: str, radius: float = 3.5, title: str = "") -> str:
     """A filled circle."""
     inner = f"<title>{escape(title)}</title>" if title else ""

@@ -267,3 +267,17 @@ def test_many_series_have_a_legend_of_two_rows() -> None:
         "t", [plots.Series(name=name, colour="#000", points=[(1, 1.0)]) for name in names], x_label="x", y_label="y"
     )
     assert len(set(re.findall(r'<rect x="[\d.]+" y="([\d.]+)" width="12"', drawn))) == 2
+
+
+def test_every_series_has_a_lane_of_its_own() -> None:
+    made = [plots.Series(name=name, colour=f"#00{n}", points=[(0, 0), (1, 10.0 * n)]) for n, name in enumerate("abc")]
+    drawn = plots.lanes("link", made, x_label="seconds", y_label="Mbit/s")
+    shapes = re.findall(r'<polygon points="([^"]+)" fill="(#00\d)"', drawn)
+    assert [colour for _, colour in shapes] == ["#000", "#001", "#002"]
+    spans = []
+    for points, _ in shapes:
+        heights = [float(point.split(",")[1]) for point in points.split()]
+        spans.append((min(heights), max(heights)))
+    assert spans[0][1] < spans[1][0] < spans[1][1] < spans[2][0], "lanes overlap"
+    assert spans[0][0] == spans[0][1], "nothing was sent"
+    assert (spans[2][1] - spans[2][0]) == 2 * (spans[1][1] - spans[1][0]), "lanes differ in scale"
