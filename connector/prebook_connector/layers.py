@@ -10,6 +10,26 @@ from collections.abc import Sequence
 
 SLICES = 8
 """Parts that a last chunk is reported in, at most: each costs the engine's loop a wake-up of the transfer thread."""
+MARGIN = 2.0
+"""How many times the line time of what is to come must fit into the rest of the step for it to wait."""
+
+
+def stride(regions: int) -> int:
+    """Regions between two reports."""
+    return -(-regions // SLICES)
+
+
+def can_wait(regions: int, *, settled: int, posted: int, region_seconds: float, line_seconds: float) -> bool:
+    """Whether what has settled of a last chunk can leave with the next report as well.
+
+    Each WRITE takes time from the core that computes the step, so there should be few of them; and the sooner the link
+    has something to do, the less is left at the step's end. What waits until the next report, and all that settles
+    before the last one, must still leave while the step runs, with a margin. ``region_seconds`` is what a region takes
+    to compute, ``line_seconds`` to send.
+    """
+    left = regions - settled - stride(regions)  # regions that the step computes after the next report
+    to_come = regions - stride(regions) - posted
+    return MARGIN * to_come * line_seconds < left * region_seconds
 
 
 class LayerWatch:
@@ -18,7 +38,7 @@ class LayerWatch:
     def __init__(self, layers: Sequence[str]) -> None:
         """``layers``: the layer of each region, in order; none: layers are not watched."""
         self._position = {name: index for index, name in enumerate(layers)}
-        self._stride = -(-len(layers) // SLICES)
+        self._stride = stride(len(layers))
         self._ran: set[int] = set()
         self._final = self._reported = 0
         self.watched: list[str] = []

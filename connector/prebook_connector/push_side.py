@@ -101,11 +101,12 @@ class PushSide:
         if not push.whole:
             push.ledger.settle(tokens)
 
-    def settle_layers(self, request_id: str, regions: int) -> None:
+    def settle_layers(self, request_id: str, regions: int, now: float) -> None:
         """The KV of the prompt's last chunk, which is being computed, is final in its first ``regions`` regions."""
         push = self._by_request.get(request_id)
         if push is not None and push.ledger is not None and not push.whole and not push.completed_at:
             push.settled_regions = regions
+            push.region_seconds = (now - max(push.settled_at, push.admitted_at)) / regions
 
     def preempt(self, request_id: str) -> None:
         """The request lost its blocks; it will be admitted again."""

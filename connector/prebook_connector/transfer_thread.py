@@ -161,7 +161,7 @@ class Core:
                 _, settled, by_layer = self._fences.popleft()
                 for request_id, amount in settled:
                     if by_layer:
-                        self.push.settle_layers(request_id, amount)
+                        self.push.settle_layers(request_id, amount, now)
                     else:
                         self.push.settle(request_id, amount, now)
             self.push.step(now)

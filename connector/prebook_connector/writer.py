@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 
+from prebook_connector.layers import can_wait
 from prebook_connector.ledger import Ledger, Range
 from prebook_connector.peers import PeerTable
 from prebook_connector.ports import Groups, Link, LinkError, Recorder
@@ -21,6 +22,7 @@ from prebook_connector.turns import Room
 SEND_BUFFER_BYTES = 2 * 1024 * 1024
 """What a socket takes at once. UCX hands a WRITE over TCP to the kernel piece by piece, whenever it is polled."""
 FIRST_RATE = 1e9
+"""Bytes per second, until a WRITE that does not fit into a buffer has told better."""
 SLICE_BYTES = 512 * 1024
 """What is worth a WRITE of its own while the last chunk is computed layer by layer (or ``min_bytes``, if less)."""
 TURN_SECONDS = 0.1
@@ -47,6 +49,7 @@ class Writer:
         self._timeline = timeline
         self._checksum = checksum
         self._rate = FIRST_RATE  # bytes per second that WRITEs have moved lately
+        self._measured = False  # whether a WRITE has told
 
     @property
     def stride(self) -> float:
@@ -92,8 +95,7 @@ class Writer:
         push.ledger.finish_write(rest.range, epoch=rest.epoch)
 
     def _account(self, push: Push, write: OpenWrite, now: float) -> None:
-        took = max(now - write.posted_at, 1e-6)
-        self._rate += 0.3 * (write.bytes / took - self._rate)
+        self._learn(write.bytes / max(now - write.posted_at, 1e-6), write.bytes)
         push.bytes_done += write.bytes
         push.writes_done += 1
         push.first_done_at = push.first_done_at or now
@@ -102,6 +104,13 @@ class Writer:
         self._timeline.record(
             "write_done", push.transfer_id, start=write.range.start, stop=write.range.stop, bytes=write.bytes
         )
+
+    def _learn(self, rate: float, size: int) -> None:
+        """Corrects the rate. A WRITE that buffers swallow, or that ended long before it was looked at, tells little."""
+        if not self._measured and size > SEND_BUFFER_BYTES:
+            self._rate, self._measured = rate, True
+        else:
+            self._rate += 0.3 * min(1.0, size / (4 * SEND_BUFFER_BYTES)) * (rate - self._rate)
 
     def post(self, push: Push, ledger: Ledger, room: Room, now: float) -> None:
         """Posts what is settled and registered, as far as lease and room allow. Raises :class:`LinkError`."""
@@ -142,7 +151,7 @@ class Writer:
     def _post_layers(self, push: Push, ledger: Ledger, rest: Rest, room: Room, now: float) -> None:
         """Posts the regions of the last chunk that have settled since the WRITE before, if they are worth one."""
         settled = self._settings.regions if ledger.complete else push.settled_regions
-        if not ledger.complete and not self._worth_a_write(len(rest.range), settled - rest.posted):
+        if not ledger.complete and not self._due(push, rest, settled):
             return
         if settled == rest.posted or not self._may_open(push, room, now):
             return
@@ -150,6 +159,17 @@ class Writer:
         self._opened(push, self._send(push, ledger, write, (rest.posted, settled)), room)
         rest.posted = settled
         rest.open += 1
+
+    def _due(self, push: Push, rest: Rest, settled: int) -> bool:
+        """Whether a part should be posted before the step has ended."""
+        line_seconds = len(rest.range) * self._settings.block_bytes / self._settings.regions / self._rate
+        return self._worth_a_write(len(rest.range), settled - rest.posted) and not can_wait(
+            self._settings.regions,
+            settled=settled,
+            posted=rest.posted,
+            region_seconds=push.region_seconds,
+            line_seconds=line_seconds,
+        )
 
     def _worth_a_write(self, blocks: int, regions: int) -> bool:
         """Whether a part is, of so many regions of so many blocks, while more of the prompt is to come."""

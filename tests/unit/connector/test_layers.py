@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prebook_connector.layers import LayerWatch
+from prebook_connector.layers import LayerWatch, can_wait, stride
 from prebook_connector.ports import Posted
 from prebook_connector.writer import SLICE_BYTES
 from tests.unit.connector.fake_net import LEASE, REGIONS
@@ -42,6 +42,38 @@ def test_layers_of_other_steps_and_without_a_region_say_nothing() -> None:
     assert told(LayerWatch([]), ["a"]) == [0]
 
 
+def parts(regions: int, *, line: float, eager: bool = False) -> tuple[list[int], float]:
+    """Simulates a step whose regions take a second each, over a link that needs ``line`` seconds for one.
+
+    Returns how many regions each part that left before the step's end had, and when the last byte has left.
+    """
+    posted, free, made = 0, 0.0, []
+    for settled in range(stride(regions), regions, stride(regions)):
+        waits = can_wait(regions, settled=settled, posted=posted, region_seconds=1.0, line_seconds=line)
+        if eager or not waits:
+            made.append(settled - posted)
+            free = max(free, settled) + (settled - posted) * line
+            posted = settled
+    return made, max(free, regions) + (regions - posted) * line
+
+
+def test_a_fast_link_gets_few_parts_and_a_slow_one_every_part() -> None:
+    assert parts(8, line=0.28)[0] == [4, 2, 1]
+    assert parts(8, line=0.001)[0] == [7]
+    assert parts(8, line=1.0)[0] == [1] * 7
+    assert parts(64, line=0.28)[0] == [32, 16, 8]
+
+
+@pytest.mark.parametrize("regions", [2, 3, 8, 9, 32, 61])
+@pytest.mark.parametrize("line", [0.01, 0.1, 0.3, 0.45, 0.6, 0.9, 1.1, 3.0])
+def test_fewer_parts_end_when_every_part_would(regions: int, line: float) -> None:
+    """But for one report's line time: a link that is about as fast as the step is idle at its beginning."""
+    few, end = parts(regions, line=line)
+    every, soonest = parts(regions, line=line, eager=True)
+    assert len(few) <= len(every)
+    assert end <= soonest + stride(regions) * line + 1e-9
+
+
 def by_layer(world: World, tokens: int = 32) -> Transfer:
     """A booked request whose last chunk, of three quarters of the prompt, is computed next."""
     transfer = world.new("t", tokens)
@@ -52,7 +84,14 @@ def by_layer(world: World, tokens: int = 32) -> Transfer:
     return transfer
 
 
-def test_the_last_chunk_leaves_layer_by_layer(world: World) -> None:
+@pytest.mark.parametrize(
+    ("bytes_per_second", "before_the_end"), [(1.0, [(0, 1), (1, 2)]), (1e9, [(0, 2)])], ids=["slow", "fast"]
+)
+def test_the_last_chunk_leaves_layer_by_layer(
+    world: World, bytes_per_second: float, before_the_end: list[tuple[int, int]]
+) -> None:
+    assert world.prefill.push is not None
+    world.prefill.push._writer._rate = bytes_per_second
     transfer = by_layer(world)
     posted = []
     original = world.prefill.link.post
@@ -64,13 +103,15 @@ def test_the_last_chunk_leaves_layer_by_layer(world: World) -> None:
     world.prefill.link.post = post  # type: ignore[method-assign]
     world.chunk(transfer, 24, pause=0.2)
     world.net.advance(1.0)
-    assert posted == [((0, 1), False), ((1, 2), False), ((2, REGIONS), True)]
+    assert posted == [*((part, False) for part in before_the_end), ((2, REGIONS), True)]
     assert complete(transfer)
     assert quiet(world)
 
 
 def test_layers_that_settle_faster_than_the_link_share_a_write(world: World) -> None:
     transfer = by_layer(world)
+    assert world.prefill.push is not None
+    world.prefill.push._writer._rate = 1.0
     world.net.write_seconds = 1.0
     world.chunk(transfer, 24, pause=0.02)
     world.net.advance(10.0)

@@ -87,3 +87,15 @@ def test_the_stride_keeps_the_link_busy(world: World) -> None:
     world.chunk(transfer, 16)
     world.net.advance(0.02, step=0.02)
     assert push.stride > SEND_BUFFER_BYTES / FIRST_RATE, "the fake link is slower than first assumed"
+
+
+def test_the_rate_is_learnt_from_what_buffers_cannot_hide(world: World) -> None:
+    assert world.prefill.push is not None
+    writer = world.prefill.push._writer
+    writer._learn(5e9, 64 * 1024)
+    assert writer._rate == pytest.approx(FIRST_RATE, rel=0.02)
+    writer._learn(1.2e8, 8 * 1024 * 1024)
+    writer._learn(5e8, 64 * 1024)
+    assert writer._rate == pytest.approx(1.2e8, rel=0.02)
+    writer._learn(2.4e8, 8 * 1024 * 1024)
+    assert writer._rate == pytest.approx(1.56e8, rel=0.02)
