@@ -69,24 +69,19 @@ def lanes(title: str, series: Sequence[Series], *, x_label: str, y_label: str) -
     shown = [s for s in series if s.points]
     x_ticks = svg.nice_ticks(max((x for s in shown for x, _ in s.points), default=1.0))
     y_top = svg.nice_ticks(max((y for s in shown for _, y in s.points), default=1.0))[-1]
-    bottom = _LANES_TOP + len(shown) * (_LANE + _LANE_GAP)
+    bottom = _LANES_TOP + len(shown) * (_LANE + _LANE_GAP) - _LANE_GAP
     body = [svg.text(12, 22, f"{title}, {y_label}", size=15, extra='font-weight="600"')]
     for index, one in enumerate(shown):
         base = _LANES_TOP + index * (_LANE + _LANE_GAP) + _LANE
-        for share in (0.0, 0.5, 1.0):
-            y = base - share * _LANE
+        for tick in (0.0, y_top):
+            y = base - _LANE * tick / y_top
             body.append(svg.line(_LEFT, y, _WIDTH - _RIGHT, y))
-            if share != 0.5:
-                label = f"{share * y_top:g}"
-                body.append(svg.text(_LEFT - 8, y + 4, label, size=13, anchor="end", fill=svg.FAINT))
+            body.append(svg.text(_LEFT - 8, y + 4, f"{tick:g}", size=13, anchor="end", fill=svg.FAINT))
         outline = [(_x(x, x_ticks[-1]), base - _LANE * y / y_top) for x, y in sorted(one.points)]
         body.append(svg.area([(outline[0][0], base), *outline, (outline[-1][0], base)], fill=one.colour))
         body.append(svg.text(_LEFT, base - _LANE - 6, one.name, size=13.5))
-    for tick in x_ticks:
-        x = _x(tick, x_ticks[-1])
-        body.append(svg.text(x, bottom - _LANE_GAP + 18, f"{tick:g}", size=13, anchor="middle", fill=svg.FAINT))
-    body.append(svg.text(_WIDTH - _RIGHT, bottom + 8, x_label, size=13, anchor="end", fill=svg.FAINT))
-    return svg.document(body, width=_WIDTH, height=bottom + 18, label=title)
+    body += _x_axis(x_ticks, x_label, y=bottom)
+    return svg.document(body, width=_WIDTH, height=bottom + _BOTTOM, label=title)
 
 
 def _frame(title: str, *, x_ticks: Sequence[float], x_label: str, y_ticks: Sequence[float], y_format: str) -> list[str]:
@@ -98,9 +93,15 @@ def _frame(title: str, *, x_ticks: Sequence[float], x_label: str, y_ticks: Seque
     for tick in x_ticks:
         x = _x(tick, x_ticks[-1])
         body.append(svg.line(x, _TOP, x, _TOP + _TALL))
-        body.append(svg.text(x, _TOP + _TALL + 18, f"{tick:g}", size=13, anchor="middle", fill=svg.FAINT))
-    body.append(svg.text(_WIDTH - _RIGHT, _TOP + _TALL + 36, x_label, size=13, anchor="end", fill=svg.FAINT))
-    return body
+    return body + _x_axis(x_ticks, x_label, y=_TOP + _TALL)
+
+
+def _x_axis(ticks: Sequence[float], label: str, *, y: float) -> list[str]:
+    """Values and the name of an axis whose line is at y."""
+    body = [
+        svg.text(_x(tick, ticks[-1]), y + 18, f"{tick:g}", size=13, anchor="middle", fill=svg.FAINT) for tick in ticks
+    ]
+    return [*body, svg.text(_WIDTH - _RIGHT, y + 36, label, size=13, anchor="end", fill=svg.FAINT)]
 
 
 def _legend(series: Sequence[Series]) -> list[str]:
