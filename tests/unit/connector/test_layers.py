@@ -85,11 +85,15 @@ def by_layer(world: World, tokens: int = 32) -> Transfer:
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_second", "before_the_end"), [(1.0, [(0, 1), (1, 2)]), (1e9, [(0, 2)])], ids=["slow", "fast"]
+    ("bytes_per_second", "before_the_end"),
+    [(1.0, [(0, 1), (1, 2)]), (14.0, [(0, 1), (1, 2)]), (18.0, [(0, 2)]), (1e9, [(0, 2)])],
+    ids=["slow", "just too slow", "just fast enough", "fast"],
 )
 def test_the_last_chunk_leaves_layer_by_layer(
     world: World, bytes_per_second: float, before_the_end: list[tuple[int, int]]
 ) -> None:
+    """Six blocks of a byte in three layers; the first was told half a second after the chunk before had settled. Two
+    layers must fit twice, with what they need on the line, into the time of one: from 16 bytes a second on."""
     assert world.prefill.push is not None
     world.prefill.push._writer._rate = bytes_per_second
     transfer = by_layer(world)
@@ -106,6 +110,20 @@ def test_the_last_chunk_leaves_layer_by_layer(
     assert posted == [*((part, False) for part in before_the_end), ((2, REGIONS), True)]
     assert complete(transfer)
     assert quiet(world)
+
+
+def test_a_region_takes_its_share_of_the_step_under_way(world: World) -> None:
+    """The step began when the request was admitted, or when the chunk before had settled."""
+    push = world.prefill.push
+    assert push is not None
+    push.announce("p-t", "t", 9.0)
+    push.admit("p-t", prompt_tokens=32, digest=b"", now=10.0)
+    push.settle_layers("p-t", 2, 11.0)
+    assert push._pushes["t"].region_seconds == 0.5
+    push.settle("p-t", 16, 20.0)
+    for regions, now in ((1, 20.25), (2, 20.5)):
+        push.settle_layers("p-t", regions, now)
+        assert push._pushes["t"].region_seconds == 0.25
 
 
 def test_layers_that_settle_faster_than_the_link_share_a_write(world: World) -> None:
