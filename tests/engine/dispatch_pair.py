@@ -39,13 +39,13 @@ class Front:
         document: dict[str, Any] = self.decode.client.get("/prebook/v1/status").json()
         return document
 
-    def at_rest(self) -> dict[str, Any]:
+    def at_rest(self, seconds: float = 30.0) -> dict[str, Any]:
         """The decode pod's status document once no request is under way there.
 
         For whatever is counted: a client has its last byte a moment before its request has been counted, so a status
         read right after an answer may still lack it, and so may one that a later count is compared with.
         """
-        wait_for("a dispatcher at rest", lambda: self.status()["in_flight"]["requests"] == 0)
+        wait_for("a dispatcher at rest", lambda: self.status()["in_flight"]["requests"] == 0, seconds)
         return self.status()
 
     def wait_ready(self, count: int, seconds: float = 60.0) -> None:

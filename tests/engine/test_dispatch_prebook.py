@@ -75,7 +75,7 @@ def test_clients_that_leave_free_everything(pod: Front) -> None:
         long = {**SAMPLING, "prompt": prompt(30 + index, 1500), "max_tokens": 500, "ignore_eos": True}
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{pod.decode.url}/v1/completions", timeout=httpx.Timeout(10, read=delay), json=long)
-    pod.at_rest()
+    pod.at_rest(20)
     wait_for("no transfers", lambda: pod.status()["transfers"]["booked"] == 0, 40)
     wait_for("no KV block in use", lambda: kv_usage(pod.decode) == 0 == kv_usage(pod.prefills[0]), 40)
     assert ask(pod, prompt(39)).status_code == 200
