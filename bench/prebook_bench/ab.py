@@ -260,7 +260,7 @@ def pair_target(pair: Pair, *, among: Sequence[Pair], options: AbOptions, settin
         target,
         turn=lambda: fleet.awake(pair, among=among),
         check=pair.check_alive,
-        link=setting.rig.sent if pair.mode.transfers else None,
+        link=setting.rig.crossed if pair.mode.transfers else None,
         bits_per_second=setting.bits_per_second,
     )
 

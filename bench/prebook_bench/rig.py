@@ -2,8 +2,11 @@
 
 ::
 
-    client (this host) ── bridge ──┬── veth ── namespace P   (egress shaped: everything that leaves prefill)
-                                   └── veth ── namespace D
+    client (this host) ── bridge ──┬── veth ── namespace P
+                                   └── veth ── namespace D   (shaped here: everything on its way to decode)
+
+The bridge and the shaper stand for a switch and network cards. What they do is computed on cores of their own, or on
+decode's where prefill and decode have all cores, and never on prefill's (docs/adr/0027).
 
 Everything is named after this process's id. Clean-up is part of leaving the context, in reverse order of set-up; what
 a killed run left behind (its process is gone) is removed by the next one. Needs root and iproute2; :func:`why_not` says
@@ -50,26 +53,26 @@ class Place:
 class Rig:
     """A set-up rig: a place for prefill and one for decode.
 
-    `client` is an address of this host that both can reach. `sent` is the kernel's counter of the bytes that have left
-    prefill's place, None where prefill has no interface of its own. `receiver_pays`: packets are processed on the
-    receiver's cores, as between hosts.
+    `client` is an address of this host that both can reach. `crossed` is the kernel's counter of the bytes that the
+    link has carried to decode's place, None where decode has no interface of its own. `link_cores` are those that
+    process packets; none: the kernel cannot be told, and each packet is processed where it was sent.
     """
 
     prefill: Place
     decode: Place
     rate: str | None
     client: str = "127.0.0.1"
-    sent: Path | None = None
-    receiver_pays: bool = False
+    crossed: Path | None = None
+    link_cores: tuple[int, ...] = ()
 
     def describe(self) -> dict[str, object]:
         """JSON values for a report."""
         return {
-            "link": "shaped with tbf on prefill's egress" if self.rate else "loopback, not shaped",
+            "link": "shaped with tbf on the way to decode" if self.rate else "loopback, not shaped",
             "rate": self.rate,
-            "receiver_pays": self.receiver_pays,
             "prefill_cores": list(self.prefill.cores),
             "decode_cores": list(self.decode.cores),
+            "link_cores": list(self.link_cores),
         }
 
 
@@ -140,21 +143,21 @@ def shaped(
             stack.callback(_remove_namespace, space, outer=outer)
             _add_namespace(space, bridge=bridge, outer=outer, address=address)
             spaces.append(space)
-        steered = Path(f"/sys/class/net/pbp{pid}/queues/rx-0/rps_cpus").exists()
-        if steered:
-            _receive_on(cores[0], "eth0", inside=spaces[0])
-            _receive_on(cores[1], "eth0", inside=spaces[1])
-            _receive_on(cores[1], f"pbp{pid}")
-            _receive_on(cores[0], f"pbd{pid}")
-        _run("ip", "netns", "exec", spaces[0], "tc", "qdisc", "add", "dev", "eth0", "root",
-             "tbf", "rate", rate, "burst", burst, "latency", latency)  # fmt: skip
+        outer_p, outer_d = f"pbp{pid}", f"pbd{pid}"
+        link_cores = _link_cores(cores) if Path(f"/sys/class/net/{outer_p}/queues/rx-0/rps_cpus").exists() else ()
+        if link_cores:
+            for interface, inside in ((outer_p, None), (outer_d, None), ("eth0", spaces[0]), ("eth0", spaces[1])):
+                _receive_on(link_cores, interface, inside=inside)
+        # Behind the bridge, so that packets wait for their turn, and are woken by a timer, on the link's cores.
+        _run("tc", "qdisc", "add", "dev", outer_d, "root", "tbf", "rate", rate, "burst", burst, "latency", latency)
         places = [
             Place(address=address, prefix=("ip", "netns", "exec", space), cores=group)
             for address, space, group in zip(hosts[1:], spaces, cores, strict=True)
         ]
-        # What prefill's end of the veth sends, its other end on this host receives.
-        sent = Path(f"/sys/class/net/pbp{pid}/statistics/rx_bytes")
-        yield Rig(prefill=places[0], decode=places[1], rate=rate, client=hosts[0], sent=sent, receiver_pays=steered)
+        crossed = Path(f"/sys/class/net/{outer_d}/statistics/tx_bytes")
+        yield Rig(
+            prefill=places[0], decode=places[1], rate=rate, client=hosts[0], crossed=crossed, link_cores=link_cores
+        )
 
 
 def remove_leftovers() -> list[str]:
@@ -182,11 +185,17 @@ def _add_namespace(space: str, *, bridge: str, outer: str, address: str) -> None
     _run("ip", "-n", space, "link", "set", "eth0", "up")
 
 
+def _link_cores(cores: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
+    """Cores for what switches and network cards do between hosts: those that no engine has, else decode's."""
+    spare = os.sched_getaffinity(0).difference(*cores)
+    return tuple(sorted(spare)) or cores[1]
+
+
 def _receive_on(cores: Sequence[int], interface: str, *, inside: str | None = None) -> None:
     """Has packets that arrive on an interface processed on these cores (receive packet steering).
 
-    Between real hosts the receiver's network stack runs on the receiver. Over a veth it runs on the core of whoever
-    sent, so that prefill would pay for decode's half of every transfer, in all modes.
+    Without it a veth has them processed on the core of whoever sent, both halves of the stack, the acknowledgements and
+    the shaper's timer included: prefill would pay for the whole network, in all modes.
     """
     bits, words = sum(1 << core for core in cores), list[str]()
     while bits or not words:  # the kernel reads words of 32 bits, the highest first

@@ -22,6 +22,8 @@ from prebook_connector.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 ACCOUNTS_KEPT = 1024
+SOONEST = 0.7
+"""When the last WRITE is expected, as a share of the time that its size took before: chunks differ, and slow down."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class _Open:
     commits: dict[str, Commit] = field(default_factory=dict)
     cancel_sent: float = 0.0
     dead_at: float | None = None
+    landed_at: float = 0.0  # when the last WRITE did
+    due_at: float = 0.0  # no commit is expected before
 
 
 class BookSide:
@@ -122,6 +126,7 @@ class BookSide:
         self._by_request: dict[str, str] = {}
         self.accounts: OrderedDict[str, Account] = OrderedDict()
         self.draining = False
+        self._now = 0.0
 
     # -- what the engine says ------------------------------------------------------------------------------------
 
@@ -214,10 +219,13 @@ class BookSide:
 
     # -- what prefill says ---------------------------------------------------------------------------------------
 
-    def on_progress(self, agent: str, message: Progress) -> None:
+    def on_progress(self, agent: str, message: Progress, now: float) -> None:
         """A WRITE has landed."""
         if (entry := self._open.get(message.transfer_id)) is not None:
             entry.booking.progress(agent, epoch=message.epoch, start=message.start, stop=message.stop)
+            if entry.landed_at and entry.booking.near_end:
+                entry.due_at = now + SOONEST * (now - entry.landed_at) * entry.booking.missing_share
+            entry.landed_at = now
             self._timeline.record("write_landed", message.transfer_id, start=message.start, stop=message.stop)
 
     def on_commit(self, agent: str, message: Commit, now: float) -> None:
@@ -267,8 +275,15 @@ class BookSide:
 
     @property
     def urgent(self) -> bool:
-        """Whether a commit or an acknowledgement may come any moment, with a request waiting for it."""
-        return any(entry.booking.near_end for entry in self._open.values())
+        """Whether a commit or an acknowledgement may come any moment, with a request waiting for it.
+
+        Looking more often than that takes time from the steps of other requests, and from prefill's where both engines
+        share a machine.
+        """
+        return any(
+            entry.booking.near_end and (self._now >= entry.due_at or entry.booking.state is not State.BOOKED)
+            for entry in self._open.values()
+        )
 
     def held_with(self) -> dict[str, list[str]]:
         """Engine id to the transfers that are open with it, for heartbeats."""
@@ -279,6 +294,7 @@ class BookSide:
 
     def step(self, now: float) -> None:
         """Sends what waited for a handshake, repeats cancels, ends what a dead peer left behind."""
+        self._now = now
         for entry in list(self._open.values()):
             peer = self._peers.peers.get(entry.request.prefill.engine_id)
             booking = entry.booking

@@ -8,6 +8,7 @@ recalled, so anything less could let prefill write into a block that already bel
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 
@@ -111,6 +112,11 @@ class Booking:
     def near_end(self) -> bool:
         """Whether the next WRITE may be the last one, as far as the size of those before it tells."""
         return self.state is not State.BOOKED or self._missing <= self._largest
+
+    @property
+    def missing_share(self) -> float:
+        """What has not arrived, in WRITEs as large as the largest so far; infinite before the first."""
+        return self._missing / self._largest if self._largest else math.inf
 
     def _prefix(self, ranges: list[tuple[int, int]]) -> int:
         reached = self.first_block

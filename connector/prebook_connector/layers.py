@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 SLICES = 8
 """Parts that a last chunk is reported in, at most: each costs the engine's loop a wake-up of the transfer thread."""
-MARGIN = 2.0
+MARGIN = 1.25
 """How many times the line time of what is to come must fit into the rest of the step for it to wait."""
 
 
@@ -30,6 +30,15 @@ def can_wait(regions: int, *, settled: int, posted: int, region_seconds: float, 
     left = regions - settled - stride(regions)  # regions that the step computes after the next report
     to_come = regions - stride(regions) - posted
     return MARGIN * to_come * line_seconds < left * region_seconds
+
+
+def next_part(regions: int, *, settled: int, posted: int, region_seconds: float, line_seconds: float) -> int:
+    """How many regions will have settled when a part of a last chunk must be posted, ``settled`` or more."""
+    while settled < regions and can_wait(
+        regions, settled=settled, posted=posted, region_seconds=region_seconds, line_seconds=line_seconds
+    ):
+        settled += stride(regions)
+    return min(settled, regions)
 
 
 class LayerWatch:

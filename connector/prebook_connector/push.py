@@ -65,6 +65,7 @@ class Push:
     passed_over_at: float = 0.0  # since when it has nothing under way because of others; 0: not
     settled_regions: int = 0  # of the last chunk, while it is computed
     region_seconds: float = 0.0  # what each of them took to compute
+    next_part: int = 0  # how many of them will have settled when the next part leaves
     rest: Rest | None = None
     held: bool = False  # the scheduler waits for the release
     admitted_at: float = 0.0

@@ -52,6 +52,8 @@ class PushSide:
         self._by_request: dict[str, Push] = {}
         self._tombstones: dict[str, tuple[float, str]] = {}
         self.draining = False
+        self.regions_of_use = 0
+        """Reports of fewer regions of last chunks under way change nothing. The engine's thread reads and resets it."""
 
     # -- what the scheduler says ---------------------------------------------------------------------------------
 
@@ -116,7 +118,7 @@ class PushSide:
         push.ledger.preempt()
         if push.rest is not None:
             self._writer.close_rest(push, push.rest)
-        push.rest, push.settled_regions, push.passed_over_at = None, 0, 0.0
+        push.rest, push.settled_regions, push.next_part, push.passed_over_at = None, 0, 0, 0.0
         push.blocks.clear()
         push.completed_at = 0.0
         push.bytes_done = push.bytes_early = push.writes_done = 0
@@ -284,6 +286,10 @@ class PushSide:
         """Transfers that have not ended."""
         return len(self._pushes)
 
+    def undisturbed(self) -> bool:
+        """Whether every open WRITE is still under way; moves them on and does nothing else."""
+        return all(self._writer.undisturbed(push) for push in self._pushes.values())
+
     def held_with(self) -> dict[str, list[str]]:
         """Engine id to the transfers that are open with it, for heartbeats."""
         held: dict[str, list[str]] = {}
@@ -305,6 +311,8 @@ class PushSide:
                 self._recorder.count("post_failures")
                 self._timeline.record("post_failed", push.transfer_id, error=str(error))
                 self._fail(push, "post_failed", now)
+        last_chunks = [push for push in self._pushes.values() if push.settled_regions and not push.completed_at]
+        self.regions_of_use = min((push.next_part for push in last_chunks), default=0)
         if self._tombstones:
             horizon = now - TOMBSTONE_LEASES * self._settings.lease_seconds
             while self._tombstones and next(iter(self._tombstones.values()))[0] < horizon:

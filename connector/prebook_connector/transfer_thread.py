@@ -6,8 +6,9 @@ calls (:meth:`TransferThread.submit`) and picks results up; it never waits for t
 
 Polling (see :class:`Pace`): every ``active_poll_seconds`` while a request waits for what comes next; at most every
 ``waiting_poll_seconds`` while WRITEs are open that prefill still computes behind, because each look takes time from the
-engine's own thread and hurries nothing as long as the link has something to send; when nothing moves, ever more rarely
-up to ``EXPECTING_POLL_SECONDS`` while a registration or a peer's first heartbeat is expected, and else up to
+engine's own thread and hurries nothing as long as the link has something to send; not before ``idle_poll_seconds`` when
+what was settled has left and the next chunk is being computed; when nothing moves, ever more rarely up to
+``EXPECTING_POLL_SECONDS`` while a registration or a peer's first heartbeat is expected, and else up to
 ``idle_poll_seconds``. A submitted call wakes the thread at once: a request is one, and so is a chunk that has settled.
 """
 
@@ -45,6 +46,7 @@ class Pace(enum.Enum):
     """How soon the thread should look again."""
 
     IDLE = enum.auto()
+    COMPUTING = enum.auto()
     EXPECTING = enum.auto()
     WAITING = enum.auto()
     URGENT = enum.auto()
@@ -98,7 +100,9 @@ class Core:
         if self.busy and not math.isinf(self.stride):
             return Pace.WAITING
         expecting = self.peers.meeting or (self.push is not None and self.push.expecting)
-        return Pace.EXPECTING if expecting else Pace.IDLE
+        if expecting:
+            return Pace.EXPECTING
+        return Pace.COMPUTING if self.busy else Pace.IDLE
 
     def settle(self, fence: Fence | None, settled: Settled) -> None:
         """``settled`` holds once ``fence`` has passed (None: it has). Fences pass in the order in which they came."""
@@ -150,6 +154,14 @@ class Core:
     def stride(self) -> float:
         """Seconds between two looks at the pace of WAITING."""
         return self.push.stride if self.push is not None else COMMIT_STRIDE_SECONDS
+
+    def glance(self) -> bool:
+        """Moves open WRITEs on. Whether that was enough, because nothing has ended and nothing waits to be settled.
+
+        Most looks while prefill computes find just this, on a core whose caches hold the model: the less they touch,
+        the less of a step they take.
+        """
+        return self.push is not None and not self._fences and self.push.undisturbed()
 
     def turn(self, now: float) -> Pace:
         """One round of everything that may be due."""
@@ -231,7 +243,7 @@ class Core:
         assert self.book is not None
         match message:
             case Progress():
-                self.book.on_progress(agent, message)
+                self.book.on_progress(agent, message, now)
             case Commit():
                 self.book.on_commit(agent, message, now)
             case Fail():
@@ -268,7 +280,8 @@ class TransferThread:
         self._idle = idle_poll_seconds
         self._prepare = prepare
         self._on_error = on_error
-        self._inbox: deque[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = deque()
+        self._inbox: deque[tuple[bool, Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = deque()
+        self._turned_at = -math.inf
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -279,8 +292,12 @@ class TransferThread:
 
     def submit(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Has ``call`` made on the thread, soon, in order."""
-        self._inbox.append((call, args, kwargs))
+        self._inbox.append((True, call, args, kwargs))
         self._wake.set()
+
+    def leave(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Has ``call`` made on the thread, in order, but does not wake it: nothing follows from this call alone."""
+        self._inbox.append((False, call, args, kwargs))
 
     def ask(self, call: Callable[..., T], *args: Any) -> T:
         """Has ``call`` made on the thread and waits for its result (for the rare moments when the engine must know)."""
@@ -311,10 +328,11 @@ class TransferThread:
 
     def _run(self) -> None:
         self._prepare()
-        pause = self._active
+        pause, pace = self._active, Pace.URGENT
         while not self._stop.is_set():
             self._wake.clear()
-            pause = self.pause(self._turn(), before=pause)
+            pace = self.look(pace)
+            pause = self.pause(pace, before=pause)
             self._wake.wait(pause)
 
     def pause(self, pace: Pace, *, before: float) -> float:
@@ -324,21 +342,33 @@ class TransferThread:
                 return self._active
             case Pace.WAITING:
                 return max(min(self.core.stride, self._waiting), self._active)
+            case Pace.COMPUTING:
+                return self._idle
             case Pace.EXPECTING:
                 longest = min(self._idle, EXPECTING_POLL_SECONDS)
             case Pace.IDLE:
                 longest = self._idle
         return min(longest, max(before, 0.001) * 1.5)
 
-    def _turn(self) -> Pace:
+    def look(self, pace: Pace) -> Pace:
+        """Makes the calls and has the core do what is due: at the pace of waiting often no more than a glance.
+
+        A whole turn comes at least every ``idle_poll_seconds``, because heartbeats are due whatever the link does.
+        """
+        called = False
         while self._inbox:
-            call, args, kwargs = self._inbox.popleft()
+            asks, call, args, kwargs = self._inbox.popleft()
+            called = called or asks
             try:
                 call(*args, **kwargs)
             except Exception as error:  # the thread must outlive any single transfer
                 self._on_error(error, getattr(call, "__name__", "call"))
+        now = time.monotonic()
         try:
-            return self.core.turn(time.monotonic())
+            if pace is Pace.WAITING and not called and now - self._turned_at < self._idle and self.core.glance():
+                return pace
+            self._turned_at = now
+            return self.core.turn(now)
         except Exception as error:  # reported, counted, and retried: its state is still there
             self._on_error(error, "turn")
             return Pace.WAITING

@@ -205,6 +205,7 @@ class PrebookWorker:
             return
         thread, core = self._running()
         if core.push is not None:
+            core.push.regions_of_use = 0
             self._hand_prefill(thread, core, core.push, meta)
         if core.book is not None:
             self._hand_decode(thread, core.book, meta)
@@ -226,7 +227,7 @@ class PrebookWorker:
                 now=now,
             )
         for step in meta.steps:
-            thread.submit(push.grow, step.request_id, step.new_blocks)
+            thread.leave(push.grow, step.request_id, step.new_blocks)
             if step.settled_before:
                 thread.submit(push.settle, step.request_id, step.settled_before, now)
         for finish in meta.finished:
@@ -269,8 +270,11 @@ class PrebookWorker:
     def layer_done(self, layer_name: str) -> None:
         """A layer of this step has been launched (on CPU: has run)."""
         regions = self._layers.done(layer_name)
-        if regions:
-            thread, core = self._running()
+        if not regions:
+            return
+        thread, core = self._running()
+        assert core.push is not None
+        if regions >= core.push.regions_of_use:
             thread.submit(
                 core.settle_layers, _device_fence(), [(request_id, regions) for request_id in self._layers.watched]
             )

@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 
-from prebook_connector.layers import can_wait
+from prebook_connector.layers import next_part
 from prebook_connector.ledger import Ledger, Range
 from prebook_connector.peers import PeerTable
 from prebook_connector.ports import Groups, Link, LinkError, Recorder
@@ -83,6 +83,10 @@ class Writer:
             elif write.epoch == push.ledger.epoch:
                 self._account(push, write, now)
         return failed
+
+    def undisturbed(self, push: Push) -> bool:
+        """Whether all open WRITEs are still under way. Asking is what moves them on."""
+        return all(self._link.poll(handle) == "open" for write in push.writes for handle in write.handles)
 
     def close_rest(self, push: Push, rest: Rest, *, failed: bool = False) -> None:
         """Ends the range that is posted by layers once nothing of it is open, if all was posted or no more will be."""
@@ -163,13 +167,14 @@ class Writer:
     def _due(self, push: Push, rest: Rest, settled: int) -> bool:
         """Whether a part should be posted before the step has ended."""
         line_seconds = len(rest.range) * self._settings.block_bytes / self._settings.regions / self._rate
-        return self._worth_a_write(len(rest.range), settled - rest.posted) and not can_wait(
+        push.next_part = next_part(
             self._settings.regions,
             settled=settled,
             posted=rest.posted,
             region_seconds=push.region_seconds,
             line_seconds=line_seconds,
         )
+        return push.next_part <= settled and self._worth_a_write(len(rest.range), settled - rest.posted)
 
     def _worth_a_write(self, blocks: int, regions: int) -> bool:
         """Whether a part is, of so many regions of so many blocks, while more of the prompt is to come."""

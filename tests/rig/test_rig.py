@@ -51,14 +51,14 @@ def test_the_link_has_its_rate_in_one_direction_only() -> None:
     assert backward > 300e6
 
 
-async def test_the_counter_of_the_link_sees_what_leaves_prefill() -> None:
+async def test_the_counter_of_the_link_sees_what_reaches_decode() -> None:
     with rig.shaped(rate="200mbit", cores=CORES) as made:
-        assert made.sent is not None
-        async with link_use.watched(made.sent) as readings:
+        assert made.crossed is not None
+        async with link_use.watched(made.crossed) as readings:
             await asyncio.to_thread(measure_bits_per_second, made)
         forward = link_use.describe(readings, bits_per_second=200e6)
         backwards = rig.Rig(prefill=made.decode, decode=made.prefill, rate=None)
-        async with link_use.watched(made.sent) as readings:
+        async with link_use.watched(made.crossed) as readings:
             await asyncio.to_thread(measure_bits_per_second, backwards)
         backward = link_use.describe(readings, bits_per_second=200e6)
     assert forward is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prebook_connector.layers import LayerWatch, can_wait, stride
+from prebook_connector.layers import LayerWatch, can_wait, next_part, stride
 from prebook_connector.ports import Posted
 from prebook_connector.writer import SLICE_BYTES
 from tests.unit.connector.fake_net import LEASE, REGIONS
@@ -58,10 +58,11 @@ def parts(regions: int, *, line: float, eager: bool = False) -> tuple[list[int],
 
 
 def test_a_fast_link_gets_few_parts_and_a_slow_one_every_part() -> None:
-    assert parts(8, line=0.28)[0] == [4, 2, 1]
+    assert parts(8, line=0.28)[0] == [5, 2]
+    assert parts(8, line=0.45)[0] == [4, 2, 1]
     assert parts(8, line=0.001)[0] == [7]
     assert parts(8, line=1.0)[0] == [1] * 7
-    assert parts(64, line=0.28)[0] == [32, 16, 8]
+    assert parts(64, line=0.28)[0] == [40, 16]
 
 
 @pytest.mark.parametrize("regions", [2, 3, 8, 9, 32, 61])
@@ -72,6 +73,34 @@ def test_fewer_parts_end_when_every_part_would(regions: int, line: float) -> Non
     every, soonest = parts(regions, line=line, eager=True)
     assert len(few) <= len(every)
     assert end <= soonest + stride(regions) * line + 1e-9
+
+
+def test_the_next_part_leaves_with_the_first_report_that_cannot_wait() -> None:
+    step = {"region_seconds": 1.0, "line_seconds": 0.28}
+    assert [next_part(8, settled=settled, posted=0, **step) for settled in range(1, 7)] == [5, 5, 5, 5, 5, 6]
+    assert [next_part(8, settled=settled, posted=5, **step) for settled in (5, 6, 7)] == [7, 7, 7]
+    assert next_part(8, settled=7, posted=7, **step) == 7
+    assert next_part(61, settled=8, posted=0, region_seconds=1.0, line_seconds=0.0) == 56, "a multiple of the stride"
+
+
+@pytest.mark.parametrize(("bytes_per_second", "of_use"), [(1.0, 1), (1e9, 2)], ids=["slow", "fast"])
+def test_the_engine_need_not_tell_what_would_only_wait(world: World, bytes_per_second: float, of_use: int) -> None:
+    core, push = world.prefill.core, world.prefill.push
+    assert push is not None
+    push._writer._rate = bytes_per_second
+    transfer = by_layer(world)
+    tell, before = core.settle_layers, []
+
+    def settle_layers(*args: Any) -> None:
+        before.append(push.regions_of_use)
+        tell(*args)
+
+    core.settle_layers = settle_layers  # type: ignore[method-assign]
+    world.chunk(transfer, 24, pause=0.2)
+    assert before == [0, of_use], "nothing is known before the first report"
+    world.net.advance(1.0)
+    assert push.regions_of_use == 0
+    assert complete(transfer)
 
 
 def by_layer(world: World, tokens: int = 32) -> Transfer:
@@ -86,14 +115,15 @@ def by_layer(world: World, tokens: int = 32) -> Transfer:
 
 @pytest.mark.parametrize(
     ("bytes_per_second", "before_the_end"),
-    [(1.0, [(0, 1), (1, 2)]), (14.0, [(0, 1), (1, 2)]), (18.0, [(0, 2)]), (1e9, [(0, 2)])],
+    [(1.0, [(0, 1), (1, 2)]), (9.0, [(0, 1), (1, 2)]), (11.0, [(0, 2)]), (1e9, [(0, 2)])],
     ids=["slow", "just too slow", "just fast enough", "fast"],
 )
 def test_the_last_chunk_leaves_layer_by_layer(
     world: World, bytes_per_second: float, before_the_end: list[tuple[int, int]]
 ) -> None:
     """Six blocks of a byte in three layers; the first was told half a second after the chunk before had settled. Two
-    layers must fit twice, with what they need on the line, into the time of one: from 16 bytes a second on."""
+    layers must fit one and a quarter times, with what they need on the line, into the time of one: from 10 bytes a
+    second on."""
     assert world.prefill.push is not None
     world.prefill.push._writer._rate = bytes_per_second
     transfer = by_layer(world)

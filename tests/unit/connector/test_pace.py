@@ -41,7 +41,7 @@ def test_both_sides_wait_while_prefill_computes_and_hurry_at_the_end(world: Worl
     world.net.advance(0.02, step=0.02)
     assert world.prefill.core.pace is Pace.WAITING, "half of the prompt is still to be computed"
     world.net.advance(0.5)
-    assert world.prefill.core.pace is Pace.IDLE, "nothing moves until the next chunk has settled"
+    assert world.prefill.core.pace is Pace.COMPUTING, "nothing moves until the next chunk has settled"
     assert world.decode.core.pace is Pace.URGENT, "what is missing may come with one WRITE as large as the last"
     world.chunk(transfer, 16)
     world.net.advance(0.02, step=0.02)
@@ -68,8 +68,53 @@ def test_pauses_grow_as_far_as_the_pace_allows(world: World) -> None:
     for pace in Pace:
         for _ in range(30):
             longest[pace] = thread.pause(pace, before=longest[pace])
-    assert longest == {Pace.IDLE: 0.25, Pace.EXPECTING: 0.02, Pace.WAITING: 0.003, Pace.URGENT: 0.0005}
+    assert longest == {
+        Pace.IDLE: 0.25,
+        Pace.COMPUTING: 0.25,
+        Pace.EXPECTING: 0.02,
+        Pace.WAITING: 0.003,
+        Pace.URGENT: 0.0005,
+    }
     assert thread.pause(Pace.IDLE, before=0.0005) == pytest.approx(0.0015), "what has just moved may move again"
+
+
+def test_a_look_at_a_write_under_way_is_only_a_glance(world: World) -> None:
+    """Until it ends, a call asks for more, or heartbeats may be due."""
+    world.net.write_seconds = 1.0
+    transfer = world.new("t", 64)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    core, turns, made = world.prefill.core, [], []
+    turn = core.turn
+
+    def counted(now: float) -> Pace:
+        turns.append(now)
+        return turn(world.net.now)
+
+    core.turn = counted  # type: ignore[method-assign]
+    thread = resting_thread(core)
+    assert thread.look(Pace.WAITING) is Pace.WAITING
+    assert len(turns) == 1, "the first look is a whole one"
+    thread.leave(made.append, "left")
+    assert thread.look(Pace.WAITING) is Pace.WAITING
+    assert (len(turns), made) == (1, ["left"])
+    thread.submit(made.append, "asked")
+    thread.look(Pace.WAITING)
+    assert (len(turns), made) == (2, ["left", "asked"])
+    thread.look(Pace.URGENT)
+    assert len(turns) == 3
+    core.settle(None, [("p-t", 16)])
+    thread.look(Pace.WAITING)
+    assert len(turns) == 4, "a chunk has settled"
+    thread._turned_at -= 0.25
+    thread.look(Pace.WAITING)
+    assert len(turns) == 5, "a heartbeat may be due"
+    world.net.now += 10.0
+    world.net._land()
+    assert thread.look(Pace.WAITING) is not Pace.WAITING
+    assert len(turns) == 6, "the WRITE has ended"
 
 
 def test_the_stride_keeps_the_link_busy(world: World) -> None:
