@@ -87,6 +87,13 @@ class Push:
         return next(iter(self.registrations.values())).decode_engine_id if self.registrations else None
 
     @property
+    def expecting(self) -> bool:
+        """Whether the engine has the request, and some decode rank's registration or handshake is still missing."""
+        if self.request_id is None or self.failure:
+            return False
+        return not self.registrations or (self.ledger is not None and self.ledger.first_block is None)
+
+    @property
     def remaining_blocks(self) -> int:
         """Blocks that decode has registered and that have not been written yet; 0 before both halves are there."""
         if self.ledger is None or not self.registrations:

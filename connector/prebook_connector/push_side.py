@@ -265,8 +265,8 @@ class PushSide:
 
     @property
     def expecting(self) -> bool:
-        """Whether a request waits for decode's registration."""
-        return any(push.request_id is not None and not push.registrations for push in self._pushes.values())
+        """Whether a request waits for a registration."""
+        return any(push.expecting for push in self._pushes.values())
 
     @property
     def urgent(self) -> bool:

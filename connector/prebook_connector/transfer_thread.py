@@ -156,12 +156,13 @@ class Core:
         return self.push.stride if self.push is not None else COMMIT_STRIDE_SECONDS
 
     def glance(self) -> bool:
-        """Moves open WRITEs on. Whether that was enough, because nothing has ended and nothing waits to be settled.
+        """Moves open WRITEs on. Whether that was enough: nothing has ended, waits to be settled, or is waited for.
 
         Most looks while prefill computes find just this, on a core whose caches hold the model: the less they touch,
         the less of a step they take.
         """
-        return self.push is not None and not self._fences and self.push.undisturbed()
+        push = self.push
+        return push is not None and not self._fences and not push.expecting and push.undisturbed()
 
     def turn(self, now: float) -> Pace:
         """One round of everything that may be due."""

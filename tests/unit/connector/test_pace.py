@@ -51,6 +51,52 @@ def test_both_sides_wait_while_prefill_computes_and_hurry_at_the_end(world: Worl
     assert world.decode.core.pace is Pace.IDLE
 
 
+def test_the_registration_of_every_decode_rank_is_expected(world: World) -> None:
+    transfer = world.new("t", 32)
+    targets = world.prefill.link.targets
+    world.prefill.link.targets = lambda engine_id: targets(engine_id) | {"another rank"}  # type: ignore[method-assign]
+    world.book(transfer)
+    world.queue(transfer)
+    world.net.advance(0.1)
+    assert world.prefill.core.pace is Pace.COMPUTING, "nothing is lost before the prompt is admitted"
+    world.chunk(transfer, 16)
+    world.net.advance(0.1)
+    assert world.prefill.core.pace is Pace.EXPECTING
+
+
+def test_decode_hurries_only_once_the_last_write_may_be_there(world: World) -> None:
+    """The second WRITE lands two seconds after the first: the third, of half their size, is due 0.7 seconds later."""
+    world.net.write_seconds = 0.001
+    transfer = world.new("t", 80)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 32)
+    world.net.advance(2.0)
+    world.chunk(transfer, 32)
+    world.net.advance(0.64)
+    assert world.decode.core.pace is Pace.WAITING, "it cannot be there yet"
+    world.net.advance(0.2)
+    assert world.decode.core.pace is Pace.URGENT
+    world.chunk(transfer, 16)
+    world.net.advance(0.2)
+    assert transfer.outcome is not None
+    assert not transfer.outcome.failed
+
+
+def test_an_end_that_is_asked_for_is_hurried_before_it_is_due(world: World) -> None:
+    world.net.write_seconds = 0.001
+    transfer = world.new("t", 80)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 32)
+    world.net.advance(2.0)
+    world.chunk(transfer, 32)
+    world.net.advance(0.1)
+    assert world.decode.core.pace is Pace.WAITING
+    world.abort_decode(transfer)
+    assert world.decode.core.pace is Pace.URGENT
+
+
 def test_an_end_that_is_asked_for_is_hurried(world: World) -> None:
     transfer = world.new("t", 64)
     world.book(transfer)
@@ -108,13 +154,20 @@ def test_a_look_at_a_write_under_way_is_only_a_glance(world: World) -> None:
     core.settle(None, [("p-t", 16)])
     thread.look(Pace.WAITING)
     assert len(turns) == 4, "a chunk has settled"
+    late = world.new("late", 32)
+    world.queue(late)
+    thread.look(Pace.WAITING)
+    assert len(turns) == 5, "a registration may have come"
+    world.abort_prefill(late)
+    assert thread.look(Pace.WAITING) is Pace.WAITING
+    assert len(turns) == 5
     thread._turned_at -= 0.25
     thread.look(Pace.WAITING)
-    assert len(turns) == 5, "a heartbeat may be due"
+    assert len(turns) == 6, "a heartbeat may be due"
     world.net.now += 10.0
     world.net._land()
     assert thread.look(Pace.WAITING) is not Pace.WAITING
-    assert len(turns) == 6, "the WRITE has ended"
+    assert len(turns) == 7, "the WRITE has ended"
 
 
 def test_the_stride_keeps_the_link_busy(world: World) -> None:
