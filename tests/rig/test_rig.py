@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,34 @@ async def test_the_counter_of_the_link_sees_what_reaches_decode() -> None:
     assert forward["bytes"] > 20e6  # a second and a half at 200 Mbit/s
     assert forward["peak_bits_per_second"] < 400e6
     assert backward["bytes"] < forward["bytes"] / 4  # acknowledgements only
+
+
+def test_packets_are_processed_where_no_engine_computes() -> None:
+    with rig.shaped(rate="200mbit", cores=CORES) as made:
+        steering = f"/sys/class/net/pbp{os.getpid()}/queues/rx-0/rps_cpus"
+        if not made.link_cores:
+            pytest.skip("this kernel cannot steer packets")
+        spare = os.sched_getaffinity(0) - {0}
+        assert set(made.link_cores) == (spare or {0})
+        words = Path(steering).read_text().strip().replace(",", "")
+        inside = subprocess.check_output([*made.prefill.prefix, "cat", "/sys/class/net/eth0/queues/rx-0/rps_cpus"])
+    assert int(words, 16) == sum(1 << core for core in made.link_cores)
+    assert int(inside.decode().strip().replace(",", ""), 16) == int(words, 16)
+
+
+@pytest.mark.parametrize(
+    ("machine", "engines", "expected"),
+    [({0, 1}, ((0,), (1,)), (1,)), ({0, 1, 2, 3}, ((0,), (1,)), (2, 3)), ({0}, ((0,), (0,)), (0,))],
+    ids=["decode's, where there are only two", "spare ones", "the only one"],
+)
+def test_prefills_core_does_not_do_the_links_work(
+    monkeypatch: pytest.MonkeyPatch,
+    machine: set[int],
+    engines: tuple[tuple[int, ...], tuple[int, ...]],
+    expected: tuple[int, ...],
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: machine)
+    assert rig._link_cores(engines) == expected
 
 
 def fail_inside() -> None:
