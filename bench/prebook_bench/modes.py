@@ -193,6 +193,7 @@ class EngineShape:
     """Engine settings that both halves of every mode share, so that only the connector differs."""
 
     model: str
+    dtype: str = "auto"
     served_name: str = "bench"
     max_model_len: int = 8704
     chunk_tokens: int = 512
@@ -208,6 +209,7 @@ def engine_arguments(
     """Arguments after ``python -m vllm.entrypoints.openai.api_server``."""
     arguments = [
         f"--model={shape.model}",
+        f"--dtype={shape.dtype}",
         f"--served-model-name={shape.served_name}",
         f"--host={engine.address}",
         f"--port={engine.http_port}",

@@ -15,6 +15,7 @@ class ModelShape:
 
     vocabulary: int
     kv_bytes_per_token: int
+    dtype: str
 
     @classmethod
     def of(cls, folder: Path) -> ModelShape:
@@ -32,8 +33,9 @@ class ModelShape:
             vocabulary = int(config["vocab_size"])
         except KeyError as error:
             raise ValueError(f"config.json has no {error}") from error
-        width = 4 if (config.get("dtype") or config.get("torch_dtype")) == "float32" else 2
-        return cls(vocabulary=vocabulary, kv_bytes_per_token=2 * layers * kv_heads * head_dim * width)
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+        width = 4 if dtype == "float32" else 2
+        return cls(vocabulary=vocabulary, kv_bytes_per_token=2 * layers * kv_heads * head_dim * width, dtype=dtype)
 
 
 def token_prompt(count: int, *, vocabulary: int, seed: str) -> list[int]:

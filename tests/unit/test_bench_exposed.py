@@ -37,7 +37,9 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-PAIR = PairOptions(shape=EngineShape(model="/m", chunk_tokens=512), front=FrontKind.DIRECT, prebook=PrebookOptions())
+PAIR = PairOptions(
+    shape=EngineShape(model="/m", dtype="float32", chunk_tokens=512), front=FrontKind.DIRECT, prebook=PrebookOptions()
+)
 
 
 def setting(model: str, *modes: Mode, rate: str | None = "1gbit") -> Setting:
@@ -160,7 +162,7 @@ def test_engine_flags_differ_only_in_the_connector() -> None:
         return [flag for flag in made if not flag.startswith(("--kv-transfer-config", "--port"))]
 
     assert flags(Mode.PULL) == flags(Mode.PUSH) == flags(Mode.PREBOOK) == flags(Mode.NONE) == flags(Mode.PREBOOK_FIRST)
-    assert "--max-num-batched-tokens=512" in flags(Mode.PULL)
+    assert {"--max-num-batched-tokens=512", "--dtype=float32"} < set(flags(Mode.PULL))
 
 
 def test_dispatch_environment_points_at_the_peer() -> None:

@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from prebook_bench import client, machine, processes, rig, workload
+from prebook_bench import arguments, client, machine, processes, rig, workload
 from prebook_bench.cli import parser
 from prebook_bench.modes import Mode
+from prebook_operator.local.model_recipes import TinySpec
 
 
 def test_proc_stat_with_a_name_full_of_parentheses() -> None:
@@ -96,7 +97,15 @@ def test_kv_bytes_of_a_grouped_query_model() -> None:
         "vocab_size": 49152, "dtype": "bfloat16",
     }  # fmt: skip
     assert workload.ModelShape.from_config(config).kv_bytes_per_token == 23040
-    assert workload.ModelShape.from_config({**config, "dtype": "float32"}).kv_bytes_per_token == 46080
+    wide = workload.ModelShape.from_config({**config, "dtype": "float32"})
+    assert (wide.kv_bytes_per_token, wide.dtype) == (46080, "float32")
+
+
+@pytest.mark.parametrize("flags", ["avx2", "avx2 avx512bw"])
+def test_the_random_model_has_the_same_kv_on_every_processor(flags: str) -> None:
+    name = arguments.model_for(f"flags : {flags}")
+    assert TinySpec.parse(name).kv_bytes_per_token == 16 * 1024
+    assert (TinySpec.parse(name).dtype == "bfloat16") is ("avx512bw" in flags)
 
 
 def test_a_config_without_a_needed_field_names_it() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from prebook_operator.local import progress
 from prebook_operator.local.ask import Answer, Transfer, describe_account
+from prebook_operator.local.cpu import fast_bfloat16, vector_units
 from prebook_operator.local.display import PlainDisplay, TerminalDisplay, age, table
 from prebook_operator.local.errors import MachineError, UserError
-from prebook_operator.local.preflight import assign_gpus, available_memory, check_memory, memory_needs
+from prebook_operator.local.preflight import assign_gpus, available_memory, check_memory, memory_needs, slow_dtype
 from prebook_operator.local.state import PodRow, RunState
 from prebook_operator.local.workload import PodPlan, build_workload
 from tests.unit.runner_support import front_service, stateful_set
@@ -181,14 +183,48 @@ def test_account_of_a_prompt_that_was_not_pushed() -> None:
     assert "100 ms after prefill finished" in "\n".join(late)
 
 
-def engines(count: int, *, gpus: int = 0, kv: str = "2") -> tuple[PodPlan, ...]:
+def engines(count: int, *, gpus: int = 0, kv: str = "2", args: Sequence[str] = ()) -> tuple[PodPlan, ...]:
     engine = {
         "command": ["python3", "-m", "vllm.entrypoints.openai.api_server"],
+        "args": list(args),
         "env": [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": kv}],
         "resources": {"limits": {"nvidia.com/gpu": gpus}},
     }
     manifests = [front_service(), stateful_set("decode", replicas=count, container=engine)]
     return build_workload(manifests, new_token=lambda: "t").pods
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "units", "fast"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512bw avx512_bf16\n", ("avx512_bf16", "avx512bw", "avx2"), True),
+        ("flags : fpu avx2\nflags : fpu avx2\n", ("avx2",), False),
+        ("flags : avx512bw avx2\nflags : avx2\n", ("avx2",), False),  # only what every processor has
+        ("Features\t: fp asimd sve bf16\n", ("bf16", "sve", "asimd"), True),
+        ("Features\t: fp asimd\n", ("asimd",), False),
+        ("nothing known", (), False),
+    ],
+)
+def test_bfloat16_is_fast_where_the_processor_has_the_instructions(
+    cpuinfo: str, units: tuple[str, ...], fast: bool
+) -> None:
+    assert vector_units(cpuinfo) == units
+    assert fast_bfloat16(cpuinfo) is fast
+
+
+@pytest.mark.parametrize("args", [(), ("--dtype=bfloat16",), ("--dtype", "half"), ("--dtype=float32", "--dtype=auto")])
+def test_sixteen_bits_on_a_processor_that_is_slow_at_them_are_warned_of(args: Sequence[str]) -> None:
+    warning = slow_dtype(engines(2, args=args), cpuinfo="flags : avx2")
+    assert warning is not None
+    assert "decode-0, decode-1" in warning
+    assert "--dtype=float32" in warning
+    assert slow_dtype(engines(2, args=args), cpuinfo="flags : avx2 avx512bw") is None
+    assert slow_dtype(engines(2, gpus=1, args=args), cpuinfo="flags : avx2") is None
+
+
+@pytest.mark.parametrize("args", [("--dtype=float32",), ("--dtype", "float"), ("--dtype=auto", "--dtype=float32")])
+def test_float32_is_not_warned_of(args: Sequence[str]) -> None:
+    assert slow_dtype(engines(1, args=args), cpuinfo="flags : avx2") is None
 
 
 def test_memory_is_estimated_per_engine_and_compared() -> None:

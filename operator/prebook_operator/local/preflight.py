@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from prebook_operator.local.cpu import fast_bfloat16
 from prebook_operator.local.errors import MachineError, UserError
 from prebook_operator.local.kube import Container
 from prebook_operator.local.workload import PodPlan
@@ -75,6 +76,24 @@ def check_memory(needs: Sequence[MemoryNeed], *, available: int) -> None:
         f"too little memory: these pods need about {total / _GIB:.1f} GiB ({each}), "
         f"{available / _GIB:.1f} GiB are available",
         remedy="lower VLLM_CPU_KVCACHE_SPACE in spec.engine.env, run fewer replicas, or start anyway with --force",
+    )
+
+
+def slow_dtype(pods: Sequence[PodPlan], *, cpuinfo: str) -> str | None:
+    """A warning, where CPU engines among ``pods`` would compute in a 16-bit type that this processor is slow at."""
+    if fast_bfloat16(cpuinfo):
+        return None
+    slow = [
+        pod.short
+        for pod in pods
+        if extended_resources(pod).get(GPU, 0) == 0
+        and any(is_engine(container) and _dtype(container) != "float32" for container in pod.spec.containers)
+    ]
+    if not slow:
+        return None
+    return (
+        f"{', '.join(slow)}: this processor computes bfloat16 and float16 many times slower than float32 "
+        "(no AVX-512, or no BF16 on Arm); add --dtype=float32 to spec.engine.args"
     )
 
 
@@ -167,6 +186,17 @@ def gpus_present() -> int:
         return 0
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=False)
     return sum(1 for line in listed.stdout.splitlines() if line.startswith("GPU "))
+
+
+def _dtype(container: Container) -> str:
+    """What ``--dtype`` says, vLLM's "auto" (16 bits, also for a float32 model) when it is not given."""
+    said = "auto"
+    words = [*container.command, *container.args]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == "--dtype":
+            said = value if equals else following
+    return {"float": "float32"}.get(said, said)
 
 
 def _kv_bytes(container: Container) -> int:

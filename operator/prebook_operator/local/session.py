@@ -105,6 +105,9 @@ def check_machine(
         warn("memory is not checked: this system does not say how much is available")
     elif not options.force:
         preflight.check_memory(needs, available=available)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and (warning := preflight.slow_dtype(workload.pods, cpuinfo=cpuinfo.read_text("utf-8"))):
+        warn(warning)
     offline = {"HF_HUB_OFFLINE": "1"} if model_uri.startswith("file://") else {}
     return {pod.name: {**offline, **_gpu_choice(gpus.get(pod.name, ()))} for pod in workload.pods}
 
