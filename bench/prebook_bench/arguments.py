@@ -139,7 +139,7 @@ def _random_model() -> Path:
 
 
 def model_for(cpuinfo: str) -> str:
-    """The random model that this processor computes fast. Both have 16 KiB of KV a token, so line times are the same."""
+    """The random model that this processor computes fast. Both have 16 KiB of KV a token: one line time."""
     return "tiny" if fast_bfloat16(cpuinfo) else "tiny-kv4-f32"
 
 
