@@ -32,8 +32,9 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 def add_engine_arguments(command: argparse.ArgumentParser) -> None:
     """How engines are started."""
     group = command.add_argument_group("engines")
-    group.add_argument("--model", type=Path, default=None, help="model folder; without it a random model with "
-                       "16 KiB of KV a token, in bfloat16 where the processor computes that fast, else in float32")  # fmt: skip
+    group.add_argument("--model", type=Path, default=None,
+                       help="model folder; without it a random model with 16 KiB of KV a token, in bfloat16 where the "
+                       "processor computes that fast, else in float32")  # fmt: skip
     group.add_argument("--chunk", type=positive, default=512, help="tokens per engine step (prefill chunk)")
     group.add_argument("--block-size", type=positive, default=None, help="tokens per KV block; engine's default")
     group.add_argument("--kv-cache-mib", type=positive, default=512, help="KV cache of each engine")
