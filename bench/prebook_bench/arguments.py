@@ -18,7 +18,6 @@ from prebook_bench.load import Lengths
 from prebook_bench.modes import EngineShape, FrontKind, Mode, PrebookOptions
 from prebook_bench.rig import Rig, RigError, loopback, parse_rate, shaped, split_cores, why_not
 from prebook_bench.setting import Setting
-from prebook_bench.workload import ModelShape
 from prebook_operator.local.cpu import fast_bfloat16
 
 if TYPE_CHECKING:
@@ -69,11 +68,8 @@ def pair_options(args: argparse.Namespace, **changes: Any) -> PairOptions:
     timelines: Path | None = getattr(args, "timelines", None)
     if timelines is not None:
         timelines.mkdir(parents=True, exist_ok=True)
-    model: Path = args.model or _random_model()
     shape = EngineShape(
-        model=str(model),
-        # Said, because vLLM's "auto" makes bfloat16 of float32.
-        dtype=ModelShape.of(model).dtype,
+        model=str(args.model or _random_model()),
         max_model_len=args.max_model_len,
         chunk_tokens=args.chunk,
         block_size=args.block_size,

@@ -32,6 +32,7 @@ from prebook_bench.modes import (
 )
 from prebook_bench.rig import Place, Rig
 from prebook_bench.router import Router
+from prebook_bench.workload import ModelShape
 
 Progress = Callable[[str], None]
 
@@ -300,7 +301,13 @@ def _start(
     return Engine.start(
         identity,
         place=place,
-        arguments=engine_arguments(identity, shape=options.shape, transfer=transfer, dispatch=dispatch),
+        arguments=engine_arguments(
+            identity,
+            shape=options.shape,
+            dtype=ModelShape.of(Path(options.shape.model)).dtype,
+            transfer=transfer,
+            dispatch=dispatch,
+        ),
         env=env,
         log=folder / f"{identity.mode}-{role}.log",
     )

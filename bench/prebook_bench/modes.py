@@ -193,7 +193,6 @@ class EngineShape:
     """Engine settings that both halves of every mode share, so that only the connector differs."""
 
     model: str
-    dtype: str = "auto"
     served_name: str = "bench"
     max_model_len: int = 8704
     chunk_tokens: int = 512
@@ -204,12 +203,14 @@ class EngineShape:
 
 
 def engine_arguments(
-    engine: EngineIdentity, *, shape: EngineShape, transfer: dict[str, Any] | None, dispatch: bool
+    engine: EngineIdentity, *, shape: EngineShape, dtype: str, transfer: dict[str, Any] | None, dispatch: bool
 ) -> list[str]:
-    """Arguments after ``python -m vllm.entrypoints.openai.api_server``."""
+    """Arguments after ``python -m vllm.entrypoints.openai.api_server``. `dtype` is the model's own: vLLM's "auto" would
+    make bfloat16 of float32.
+    """
     arguments = [
         f"--model={shape.model}",
-        f"--dtype={shape.dtype}",
+        f"--dtype={dtype}",
         f"--served-model-name={shape.served_name}",
         f"--host={engine.address}",
         f"--port={engine.http_port}",

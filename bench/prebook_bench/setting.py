@@ -79,7 +79,7 @@ class Setting:
             "fronts": fronts,
             "interleaved": len(self.batches) == 1,
             "batches": [[str(mode) for mode in batch] for batch in self.batches],
-            "model": f"{Path(self.pair.shape.model).name}, {self.pair.shape.dtype}",
+            "model": f"{Path(self.pair.shape.model).name}, {self.model.dtype}",
             "kv_bytes_per_token": self.model.kv_bytes_per_token,
             "chunk_tokens": self.pair.shape.chunk_tokens,
             "seed": self.seed,

@@ -37,9 +37,7 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-PAIR = PairOptions(
-    shape=EngineShape(model="/m", dtype="float32", chunk_tokens=512), front=FrontKind.DIRECT, prebook=PrebookOptions()
-)
+PAIR = PairOptions(shape=EngineShape(model="/m", chunk_tokens=512), front=FrontKind.DIRECT, prebook=PrebookOptions())
 
 
 def setting(model: str, *modes: Mode, rate: str | None = "1gbit") -> Setting:
@@ -157,7 +155,7 @@ def test_engine_flags_differ_only_in_the_connector() -> None:
     def flags(mode: Mode) -> list[str]:
         engine = identity(mode, Role.PREFILL)
         transfer = kv_transfer_config(engine, control_dir="/c", timeline_dir=None, options=PrebookOptions())
-        made = engine_arguments(engine, shape=PAIR.shape, transfer=transfer, dispatch=False)
+        made = engine_arguments(engine, shape=PAIR.shape, dtype="float32", transfer=transfer, dispatch=False)
         assert "--distributed-executor-backend=vllm.v1.executor.uniproc_executor.UniProcExecutor" in made
         return [flag for flag in made if not flag.startswith(("--kv-transfer-config", "--port"))]
 
@@ -185,7 +183,7 @@ def test_first_token_from_prefill_is_asked_of_both_roles_and_loaded_in_decode() 
         assert json.loads(env["PREBOOK_DISPATCH"])["first_token"] == "prefill"
     flags = {
         engine.role: [
-            flag for flag in engine_arguments(engine, shape=PAIR.shape, transfer={}, dispatch=True)
+            flag for flag in engine_arguments(engine, shape=PAIR.shape, dtype="float32", transfer={}, dispatch=True)
             if flag.startswith("--logits-processors")
         ]
         for engine in (decode, prefill)
