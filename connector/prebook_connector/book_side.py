@@ -285,6 +285,11 @@ class BookSide:
             for entry in self._open.values()
         )
 
+    def undisturbed(self, now: float) -> bool:
+        """Whether it is still too early for a commit or an acknowledgement."""
+        self._now = now
+        return not self.urgent
+
     def held_with(self) -> dict[str, list[str]]:
         """Engine id to the transfers that are open with it, for heartbeats."""
         held: dict[str, list[str]] = {}

@@ -286,9 +286,9 @@ class PushSide:
         """Transfers that have not ended."""
         return len(self._pushes)
 
-    def undisturbed(self) -> bool:
-        """Whether every open WRITE is still under way; moves them on and does nothing else."""
-        return all(self._writer.undisturbed(push) for push in self._pushes.values())
+    def undisturbed(self, now: float) -> bool:
+        """Whether no registration is waited for and every open WRITE is still under way; moves them on, no more."""
+        return not self.expecting and all(self._writer.undisturbed(push) for push in self._pushes.values())
 
     def held_with(self) -> dict[str, list[str]]:
         """Engine id to the transfers that are open with it, for heartbeats."""

@@ -83,19 +83,20 @@ class Core:
         self.book = book
         self.recorder = recorder
         self.draining = False
+        self._sides: list[PushSide | BookSide] = [side for side in (push, book) if side is not None]
+        self._unread: list[tuple[str, bytes]] = []  # notifications that a glance has found
         self._fences: deque[tuple[Fence | None, Settled, bool]] = deque()
         self._dying: dict[str, Peer] = {}
 
     @property
     def busy(self) -> bool:
         """Whether any transfer is open."""
-        return any(side.busy for side in (self.push, self.book) if side is not None)
+        return any(side.busy for side in self._sides)
 
     @property
     def pace(self) -> Pace:
         """Whether something moves, and whether somebody waits for it."""
-        sides = [side for side in (self.push, self.book) if side is not None]
-        if self._fences or self._dying or any(side.urgent for side in sides):
+        if self._fences or self._dying or any(side.urgent for side in self._sides):
             return Pace.URGENT
         if self.busy and not math.isinf(self.stride):
             return Pace.WAITING
@@ -155,19 +156,22 @@ class Core:
         """Seconds between two looks at the pace of WAITING."""
         return self.push.stride if self.push is not None else COMMIT_STRIDE_SECONDS
 
-    def glance(self) -> bool:
-        """Moves open WRITEs on. Whether that was enough: nothing has ended, waits to be settled, or is waited for.
+    def glance(self, now: float) -> bool:
+        """Moves what is under way on. Whether that was enough: nothing has come or ended, waits to be settled, or is due.
 
         Most looks while prefill computes find just this, on a core whose caches hold the model: the less they touch,
         the less of a step they take.
         """
-        push = self.push
-        return push is not None and not self._fences and not push.expecting and push.undisturbed()
+        self._unread += self.link.notifications()
+        if self._unread or self._fences:
+            return False
+        return all(side.undisturbed(now) for side in self._sides)
 
     def turn(self, now: float) -> Pace:
         """One round of everything that may be due."""
         handshaking = self.peers.connect(now)
-        for agent, payload in self.link.notifications():
+        arrived, self._unread = self._unread + self.link.notifications(), []
+        for agent, payload in arrived:
             self._receive(agent, payload, now)
         if self.push is not None:
             while self._fences and (self._fences[0][0] is None or self._fences[0][0].query()):
@@ -366,7 +370,7 @@ class TransferThread:
                 self._on_error(error, getattr(call, "__name__", "call"))
         now = time.monotonic()
         try:
-            if pace is Pace.WAITING and not called and now - self._turned_at < self._idle and self.core.glance():
+            if pace is Pace.WAITING and not called and now - self._turned_at < self._idle and self.core.glance(now):
                 return pace
             self._turned_at = now
             return self.core.turn(now)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from prebook_connector.protocol import Cancel, encode
 from prebook_connector.transfer_thread import COMMIT_STRIDE_SECONDS, Pace
 from prebook_connector.writer import FIRST_RATE, SEND_BUFFER_BYTES
 from tests.unit.connector.scenario import World, resting_thread
@@ -168,6 +169,40 @@ def test_a_look_at_a_write_under_way_is_only_a_glance(world: World) -> None:
     world.net._land()
     assert thread.look(Pace.WAITING) is not Pace.WAITING
     assert len(turns) == 7, "the WRITE has ended"
+
+
+def test_a_glance_at_prefill_finds_what_decode_says(world: World) -> None:
+    """A CANCEL that comes while WRITEs are under way is not left for the next heartbeat."""
+    world.net.write_seconds = 1.0
+    transfer = world.new("t", 64)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    core = world.prefill.core
+    assert core.glance(world.net.now)
+    world.net.send(world.decode, world.prefill.agent, encode(Cancel("t")))
+    world.net.now += world.net.latency
+    assert not core.glance(world.net.now)
+    assert world.prefill.push is not None
+    assert not world.prefill.push.urgent
+    core.turn(world.net.now)
+    assert world.prefill.push.urgent, "what the glance found is not lost"
+
+
+def test_a_glance_at_decode_ends_when_the_commit_is_due(world: World) -> None:
+    world.net.write_seconds = 0.001
+    transfer = world.new("t", 80)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 32)
+    world.net.advance(2.0)
+    world.chunk(transfer, 32)
+    world.net.advance(0.1)
+    core = world.decode.core
+    assert core.pace is Pace.WAITING
+    assert core.glance(world.net.now), "nothing has come, and the commit cannot come yet"
+    assert not core.glance(world.net.now + 0.7), "now it can"
 
 
 def test_the_stride_keeps_the_link_busy(world: World) -> None:
