@@ -157,7 +157,7 @@ class Core:
         return self.push.stride if self.push is not None else COMMIT_STRIDE_SECONDS
 
     def glance(self, now: float) -> bool:
-        """Moves what is under way on. Whether that was enough: nothing has come, has ended, is to be settled, or is due.
+        """Moves what is under way on. Whether that was enough: nothing has come, ended, or settled, and nothing is due.
 
         Most looks while prefill computes find just this, on a core whose caches hold the model: the less they touch,
         the less of a step they take.
