@@ -15,15 +15,13 @@ from typing import Any
 
 from prebook_connector.booking import Booking, State
 from prebook_connector.peers import Peer, PeerTable
-from prebook_connector.ports import PeerSpec, Recorder
+from prebook_connector.ports import SOONEST, PeerSpec, Recorder
 from prebook_connector.protocol import Cancel, Commit, Fail, Progress, Register, encode
 from prebook_connector.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
 ACCOUNTS_KEPT = 1024
-SOONEST = 0.7
-"""When the last WRITE is expected, as a share of the time that its size took before: chunks differ, and slow down."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from typing import Literal, Protocol
 Groups = Sequence[Sequence[int]]
 """Logical KV block ids, one list a KV cache group."""
 
+SOONEST = 0.7
+"""When a WRITE may have ended, as a share of the time that one of its size took before: rates and chunks differ."""
+
 HandleState = Literal["open", "done", "failed"]
 
 

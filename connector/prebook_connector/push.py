@@ -45,6 +45,7 @@ class OpenWrite:
     posted_at: float
     rest: Rest | None = None
     failed: bool = False
+    due_at: float = 0.0  # it is not expected to end before
 
 
 @dataclass
@@ -92,6 +93,11 @@ class Push:
         if self.request_id is None or self.failure:
             return False
         return not self.registrations or (self.ledger is not None and self.ledger.first_block is None)
+
+    @property
+    def due_at(self) -> float:
+        """When the last of its open WRITEs may have ended at the soonest."""
+        return max((write.due_at for write in self.writes), default=0.0)
 
     @property
     def remaining_blocks(self) -> int:

@@ -9,9 +9,9 @@ reaper that looks at deadlines alone would free blocks under an in-flight WRITE.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
+from prebook_connector import looks
 from prebook_connector.ledger import Ledger
 from prebook_connector.peers import Peer, PeerTable
 from prebook_connector.ports import Groups, Link, LinkError, PeerSpec, Recorder
@@ -52,6 +52,7 @@ class PushSide:
         self._by_request: dict[str, Push] = {}
         self._tombstones: dict[str, tuple[float, str]] = {}
         self.draining = False
+        self._now = 0.0
         self.regions_of_use = 0
         """Reports of fewer regions of last chunks under way change nothing. The engine's thread reads and resets it."""
 
@@ -270,16 +271,13 @@ class PushSide:
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody waits for a WRITE: decode for the last one, or whoever needs the blocks for its drain."""
-        return any(
-            push.writes and (push.completed_at or push.failure or (push.ledger is not None and push.ledger.draining))
-            for push in self._pushes.values()
-        )
+        """Whether the end of a WRITE that somebody waits for may come any moment."""
+        return looks.urgent(self._pushes.values(), self._now)
 
     @property
     def stride(self) -> float:
-        """Seconds between two looks that keep the link busy while prefill computes; infinite without open WRITEs."""
-        return self._writer.stride if any(push.writes for push in self._pushes.values()) else math.inf
+        """Seconds until the next look that keeps the link busy and misses no end; infinite without open WRITEs."""
+        return looks.until_next(self._pushes.values(), self._now, stride=self._writer.stride)
 
     @property
     def open(self) -> int:
@@ -287,8 +285,11 @@ class PushSide:
         return len(self._pushes)
 
     def undisturbed(self, now: float) -> bool:
-        """Whether no registration is waited for and every open WRITE is still under way; moves them on, no more."""
-        return not self.expecting and all(self._writer.undisturbed(push) for push in self._pushes.values())
+        """Whether no end is due, no registration waited for and every open WRITE still under way; moves those on."""
+        self._now = now
+        if self.urgent or self.expecting:
+            return False
+        return all(self._writer.undisturbed(push) for push in self._pushes.values())
 
     def held_with(self) -> dict[str, list[str]]:
         """Engine id to the transfers that are open with it, for heartbeats."""
@@ -300,6 +301,7 @@ class PushSide:
 
     def step(self, now: float) -> None:
         """Polls WRITEs, posts what may be posted, commits, expires."""
+        self._now = now
         for push in list(self._pushes.values()):
             if self._writer.poll(push, now):
                 self._fail(push, "write_failed", now)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from prebook_connector.layers import next_part
 from prebook_connector.ledger import Ledger, Range
 from prebook_connector.peers import PeerTable
-from prebook_connector.ports import Groups, Link, LinkError, Recorder
+from prebook_connector.ports import SOONEST, Groups, Link, LinkError, Recorder
 from prebook_connector.protocol import Progress, encode
 from prebook_connector.push import OpenWrite, Push, PushSettings, Rest
 from prebook_connector.timeline import Timeline
@@ -50,6 +50,7 @@ class Writer:
         self._checksum = checksum
         self._rate = FIRST_RATE  # bytes per second that WRITEs have moved lately
         self._measured = False  # whether a WRITE has told
+        self._free_at: dict[str, float] = {}  # when the link to an engine will have moved all WRITEs, at that rate
 
     @property
     def stride(self) -> float:
@@ -199,11 +200,19 @@ class Writer:
         self._recorder.count("descriptors", by=posted.descriptors)
         self._recorder.count("writes")
         write.handles, write.bytes = list(posted.handles), posted.bytes
+        write.due_at = self._due_at(engine_id, write)
         layers = {} if regions is None else {"layers": list(regions)}
         self._timeline.record(
             "write_posted", push.transfer_id, start=span.start, stop=span.stop, bytes=write.bytes, **layers
         )
         return write
+
+    def _due_at(self, engine_id: str, write: OpenWrite) -> float:
+        """When the WRITE may have ended at the soonest: those to the same engine before it have to end, too."""
+        now = write.posted_at
+        self._free_at = {engine: free_at for engine, free_at in self._free_at.items() if free_at > now}
+        free_at = self._free_at[engine_id] = self._free_at.get(engine_id, now) + write.bytes / self._rate
+        return now + SOONEST * (free_at - now)
 
     def _checked(self, push: Push) -> bool:
         return zlib.crc32(push.transfer_id.encode()) % self._settings.check_every == 0

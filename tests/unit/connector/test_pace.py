@@ -45,7 +45,7 @@ def test_both_sides_wait_while_prefill_computes_and_hurry_at_the_end(world: Worl
     assert world.prefill.core.pace is Pace.COMPUTING, "nothing moves until the next chunk has settled"
     assert world.decode.core.pace is Pace.URGENT, "what is missing may come with one WRITE as large as the last"
     world.chunk(transfer, 16)
-    world.net.advance(0.02, step=0.02)
+    world.net.advance(0.04, step=0.02)
     assert world.prefill.core.pace is Pace.URGENT, "decode waits for this WRITE"
     world.net.advance(1.0)
     assert world.prefill.core.pace is Pace.IDLE
@@ -220,6 +220,29 @@ def test_the_stride_keeps_the_link_busy(world: World) -> None:
     world.chunk(transfer, 16)
     world.net.advance(0.02, step=0.02)
     assert push.stride > SEND_BUFFER_BYTES / FIRST_RATE, "the fake link is slower than first assumed"
+
+
+def test_the_end_that_decode_waits_for_is_hurried_only_once_it_may_come(world: World) -> None:
+    """On a link of known rate: after 0.7 of the time that the WRITE, and the one before it, should take."""
+    world.net.write_seconds = 1.0
+    push = world.prefill.push
+    assert push is not None
+    push._writer._rate = 40.0  # blocks of a byte, four tokens each: a tenth of a second for 16 tokens
+    transfer = world.new("t", 32)
+    world.book(transfer)
+    world.queue(transfer)
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    posted = world.net.now
+    world.chunk(transfer, 16)
+    world.net.advance(0.02, step=0.02)
+    core = world.prefill.core
+    assert core.pace is Pace.WAITING
+    assert push.stride == pytest.approx(0.7 * (0.2 - 0.02))
+    assert core.glance(posted + 0.14)
+    assert core.pace is Pace.WAITING
+    assert not core.glance(posted + 0.15)
+    assert core.pace is Pace.URGENT
 
 
 def test_the_rate_is_learnt_from_what_buffers_cannot_hide(world: World) -> None:
