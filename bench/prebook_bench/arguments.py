@@ -187,12 +187,21 @@ def endpoints(text: str) -> dict[str, str]:
 
 def positive(text: str) -> int:
     """A positive whole number."""
+    return _at_least(1, text)
+
+
+def several(text: str) -> int:
+    """A whole number of at least 2."""
+    return _at_least(2, text)
+
+
+def _at_least(least: int, text: str) -> int:
     try:
         value = int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from error
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, not {value}")
     return value
 
 

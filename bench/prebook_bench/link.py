@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prebook_bench.rig import Rig, RigError
@@ -41,7 +42,8 @@ block = bytes(1 << 16)
 while time.monotonic() < end:
     peer.sendall(block)
 """
-#: The sender waits for a line before it begins, so that its start is not part of what is measured.
+#: Each line tells the sender how many bytes to send. Like a transfer it sends every byte from a place of its own: what a
+#: socket takes out of a cache costs less than what comes from memory.
 _TAKE: Final = """
 import socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
@@ -54,39 +56,47 @@ while size := peer.recv_into(buffer):
 print(total)
 """
 _GIVE: Final = """
-import socket, sys
+import socket, sys, time
 peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60)
-block = bytes(1 << 20)
-left = int(sys.argv[3])
+everything = memoryview(b"x" * int(sys.argv[3]))
 print("connected", flush=True)
-sys.stdin.readline()
-while left > 0:
-    peer.sendall(block[:left])
-    left -= len(block)
+sent = ended = 0
+for line in sys.stdin:
+    peer.sendall(everything[sent : sent + int(line)])
+    sent += int(line)
+    ended = time.monotonic()
+print(ended)
 """
 
 
 @contextlib.contextmanager
-def sending(rig: Rig, *, total: int) -> Iterator[None]:
-    """Sends `total` bytes from prefill's place, on its cores, to decode's over a plain socket while the body runs.
+def sending(rig: Rig, *, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields what has so many bytes, of `total`, sent from prefill's place, on its cores, to decode's: a plain socket.
 
     Raises RigError when they cannot be sent, or were not all sent when the body was done.
     """
     where = [rig.decode.address, str(_PORT)]
+    asked: list[int] = []
     with contextlib.ExitStack() as stack:
         taker = stack.enter_context(_plain(rig.decode.prefix, rig.decode.cores, _TAKE, where))
         _expect(taker, "listening")
         giver = stack.enter_context(_plain(rig.prefill.prefix, rig.prefill.cores, _GIVE, [*where, str(total)]))
         _expect(giver, "connected")
-        assert giver.stdin is not None
-        giver.stdin.write("go\n")
-        giver.stdin.flush()
-        yield
-        if giver.poll() is None:
-            raise RigError("the prompts were computed before the bytes beside them were sent: use longer prompts")
+
+        def send(size: int) -> None:
+            assert giver.stdin is not None
+            giver.stdin.write(f"{size}\n")
+            giver.stdin.flush()
+            asked.append(size)
+
+        yield send
+        done = time.monotonic()
+        ended, _ = giver.communicate(timeout=30)
         arrived, _ = taker.communicate(timeout=30)
-        if arrived.strip() != str(total):
-            raise RigError(f"of {total} bytes beside the prompts only {arrived.strip() or 'some'} arrived")
+        if arrived.strip() != str(sum(asked)):
+            raise RigError(f"of {sum(asked)} bytes beside the prompts only {arrived.strip() or 'some'} arrived")
+        if float(ended) > done:
+            raise RigError("the prompts were computed before the bytes beside them were sent: use longer prompts")
 
 
 @contextlib.contextmanager

@@ -2,12 +2,12 @@
 
 Three arms for each engine, in turns: no connector; Prebook's connector with plain requests, so that only its hooks in
 the loop run; Prebook with every request transferred. Prefill is kept busy with several prompts at once, and a step is
-one chunk: the time until all are answered over the chunks computed. Decode gets a full batch, and a step is one token
-of each request: the median gap between tokens while all of them run, that is, after the last of them was transferred.
-For prefill the third arm includes the work of the transfer itself (copying bytes into sockets, on the engine's only
-core where it has but one). A fourth tells what that is without any connector: prefill without one, while a process on
-its cores sends as many bytes to decode's place over a plain socket. Everything is started several times, for the
-reason that ``short-prompts`` gives.
+one chunk: the time from its first answer to its last over the chunks computed. Decode gets a full batch, and a step is
+one token of each request: the median gap between tokens while all of them run, that is, after the last of them was
+transferred. For prefill the third arm includes the work of the transfer itself (copying bytes into sockets, on the
+engine's only core where it has but one). A fourth tells what that is without any connector: prefill without one, while
+a process on its cores sends as many bytes to decode's place over a plain socket, a prompt's worth with each answer.
+Everything is started several times, for the reason that ``short-prompts`` gives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import dataclasses
 import enum
 import itertools
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -135,20 +135,29 @@ class _Run:
     name: str
 
     async def prefill(self) -> float:
-        """Seconds per chunk of a prefill engine that always has another prompt waiting."""
+        """Seconds per chunk of a prefill engine that has another prompt waiting: from its first answer to its last.
+
+        What it takes to bring the prompts to it is not its step, and differs between the arms.
+        """
         options = self.options
         bodies = self._bodies(options.prefill_prompts, tokens=options.prefill_tokens, output=1)
-        with self._beside():
-            started = time.perf_counter()
-            ended = max(await together([self._prefill_leg(body) for body in bodies]))
-        chunk = self.setting.pair.shape.chunk_tokens
-        return (ended - started) * chunk / (options.prefill_prompts * options.prefill_tokens)
+        answered: list[float] = []
+        kv_bytes = options.prefill_tokens * self.setting.model.kv_bytes_per_token
+        with self._beside(total=kv_bytes * (len(bodies) - 1)) as send:
 
-    def _beside(self) -> contextlib.AbstractContextManager[None]:
+            async def leg(body: dict[str, Any]) -> None:
+                answered.append(await self._prefill_leg(body))
+                if len(answered) < len(bodies):
+                    send(kv_bytes)
+
+            await together([leg(body) for body in bodies])
+        chunk = self.setting.pair.shape.chunk_tokens
+        return (max(answered) - min(answered)) * chunk / ((len(bodies) - 1) * options.prefill_tokens)
+
+    def _beside(self, *, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
         if self.arm is not Arm.SOCKET:
-            return contextlib.nullcontext()
-        tokens = self.options.prefill_prompts * self.options.prefill_tokens
-        return link.sending(self.setting.rig, total=tokens * self.setting.model.kv_bytes_per_token)
+            return contextlib.nullcontext(lambda _: None)
+        return link.sending(self.setting.rig, total=total)
 
     async def _prefill_leg(self, body: dict[str, Any]) -> float:
         """The moment at which prefill's own answer was there."""

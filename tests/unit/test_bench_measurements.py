@@ -102,10 +102,17 @@ def test_a_plain_socket_is_measured_beside_prefill_only() -> None:
 
 def test_bytes_beside_prefill_leave_while_it_computes() -> None:
     with rig.loopback(cores=((0,), (0,))) as places:
-        with link.sending(places, total=3 << 20):
+        with link.sending(places, total=3 << 20) as send:
+            send(1 << 20)
+            send(2 << 20)
             time.sleep(1.0)
-        with pytest.raises(RigError, match="longer prompts"), link.sending(places, total=1 << 34):
-            pass
+        with pytest.raises(RigError, match="longer prompts"), link.sending(places, total=1 << 28) as send:
+            send(1 << 28)
+        with (
+            pytest.raises(RigError, match=r"of 2048 bytes .* only 1024 arrived"),
+            link.sending(places, total=1024) as send,
+        ):
+            send(2048)
 
 
 def test_first_requests_are_compared_within_their_pair() -> None:

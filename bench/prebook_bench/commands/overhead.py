@@ -21,7 +21,7 @@ def register(commands: arguments.Commands) -> None:
     )
     command.add_argument("--starts", type=arguments.positive, default=4, help="times that both pairs are started")
     command.add_argument("--repeats", type=arguments.positive, default=4, help="turns of each arm per start")
-    command.add_argument("--prefill-prompts", type=arguments.positive, default=4, help="prompts at once for prefill")
+    command.add_argument("--prefill-prompts", type=arguments.several, default=4, help="prompts at once for prefill")
     command.add_argument("--prefill-tokens", type=arguments.positive, default=2048, help="tokens of each")
     command.add_argument("--decode-requests", type=arguments.positive, default=8, help="requests at once for decode")
     command.add_argument("--decode-prompt", type=arguments.positive, default=256, help="prompt tokens of each")
