@@ -42,7 +42,7 @@ block = bytes(1 << 16)
 while time.monotonic() < end:
     peer.sendall(block)
 """
-#: Each line tells the sender how many bytes to send. Like a transfer it sends every byte from a place of its own: what a
+#: Each line tells the sender how much to send. Like a transfer it sends every byte from a place of its own: what a
 #: socket takes out of a cache costs less than what comes from memory.
 _TAKE: Final = """
 import socket, sys
