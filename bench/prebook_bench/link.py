@@ -85,14 +85,20 @@ def sending(rig: Rig, *, total: int) -> Iterator[Callable[[int], None]]:
 
         def send(size: int) -> None:
             assert giver.stdin is not None
-            giver.stdin.write(f"{size}\n")
-            giver.stdin.flush()
+            try:
+                giver.stdin.write(f"{size}\n")
+                giver.stdin.flush()
+            except BrokenPipeError as error:
+                raise RigError("the sender of the bytes beside the prompts has ended early") from error
             asked.append(size)
 
         yield send
         done = time.monotonic()
-        ended, _ = giver.communicate(timeout=30)
-        arrived, _ = taker.communicate(timeout=30)
+        try:
+            ended, _ = giver.communicate(timeout=30)
+            arrived, _ = taker.communicate(timeout=30)
+        except subprocess.TimeoutExpired as error:
+            raise RigError(f"{sum(asked)} bytes beside the prompts were not sent even 30 s after them") from error
         if arrived.strip() != str(sum(asked)):
             raise RigError(f"of {sum(asked)} bytes beside the prompts only {arrived.strip() or 'some'} arrived")
         if float(ended) > done:
